@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The accounting program.
+//! Compiles the accounting program.
 
 fn main() {
     viola_bpf_build::compile("acct", &["types.h", "acct.h"]);

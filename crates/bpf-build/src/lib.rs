@@ -4,11 +4,11 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Compiles `bpf/NAME.bpf.c`, which includes these headers of the same folder, to `NAME.bpf.o` in the build script's
-/// output folder.
+/// Compiles `bpf/NAME.bpf.c`, which includes these headers of the same folder, to `NAME.bpf.o` in the output folder of the
+/// build script.
 ///
 /// # Panics
-/// With what is missing; cargo shows it.
+/// When clang or libbpf's headers are missing; cargo shows the message.
 pub fn compile(name: &str, headers: &[&str]) {
     let folder = |variable: &str| PathBuf::from(std::env::var_os(variable).unwrap_or_default());
     let bpf = folder("CARGO_MANIFEST_DIR").join("../../bpf");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a VM sent, received, read and wrote so far, as the host counts it.
+//! Counters of what a VM sent, received, read and wrote, as the host sees it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -12,8 +12,7 @@ use crate::proc;
 use crate::thread::Tid;
 use crate::vm::{NicKind, Vm};
 
-/// Counters of one NIC since its interface was made. Segmentation offload is on as a rule, so a packet
-/// may be up to 64 KiB.
+/// Counters of one NIC since its interface was created. With segmentation offload a packet may be up to 64 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NicCounters {
     /// Bytes the guest sent.
@@ -22,17 +21,17 @@ pub struct NicCounters {
     pub from_guest_packets: u64,
     /// Packets of the guest that the host dropped.
     pub from_guest_dropped: u64,
-    /// Bytes given to the guest.
+    /// Bytes delivered to the guest.
     pub to_guest_bytes: u64,
-    /// Packets given to the guest.
+    /// Packets delivered to the guest.
     pub to_guest_packets: u64,
-    /// Packets for the guest that were dropped, for a tap because the guest did not fetch them in time.
+    /// Packets for the guest that were dropped; on a tap because the guest did not fetch them in time.
     pub to_guest_dropped: u64,
 }
 
-/// One line of `/proc/net/dev`.
+/// One line of `/proc/net/dev`, from the host's point of view.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Line {
+struct InterfaceStats {
     rx_bytes: u64,
     rx_packets: u64,
     rx_dropped: u64,
@@ -41,9 +40,9 @@ struct Line {
     tx_dropped: u64,
 }
 
-impl Line {
+impl InterfaceStats {
     fn parse(line: &str) -> Option<(&str, Self)> {
-        // A name may hold a colon; the numbers do not.
+        // The name may contain a colon; the numbers do not.
         let (name, numbers) = line.rsplit_once(':')?;
         let numbers: Vec<u64> = numbers
             .split_ascii_whitespace()
@@ -83,12 +82,12 @@ impl Line {
     }
 }
 
-fn parse_net_dev(text: &str) -> HashMap<&str, Line> {
-    text.lines().filter_map(Line::parse).collect()
+fn parse_net_dev(text: &str) -> HashMap<&str, InterfaceStats> {
+    text.lines().filter_map(InterfaceStats::parse).collect()
 }
 
-/// Counters of all NICs: the answer's `[i][j]` belongs to `vms[i].nics[j]`, `None` when the interface or
-/// the VM is gone. Each network namespace is read once, however many VMs are in it.
+/// Counters of all NICs: `[i][j]` of the result belongs to `vms[i].nics[j]`; `None` when the interface or the VM is
+/// gone. Reads each network namespace once.
 ///
 /// # Errors
 /// [`HostError::Read`] for `/proc/PID/net/dev`.
@@ -103,7 +102,7 @@ pub fn nic_counters(vms: &[Vm]) -> Result<Vec<Vec<Option<NicCounters>>>, HostErr
             }
         }
     }
-    let lines: HashMap<u64, HashMap<&str, Line>> = files
+    let lines: HashMap<u64, HashMap<&str, InterfaceStats>> = files
         .iter()
         .map(|(netns, text)| (*netns, parse_net_dev(text)))
         .collect();
@@ -121,10 +120,10 @@ pub fn nic_counters(vms: &[Vm]) -> Result<Vec<Vec<Option<NicCounters>>>, HostErr
         .collect())
 }
 
-/// `/proc/PID/net/dev`, unless the process is gone or in another namespace by now.
+/// `/proc/PID/net/dev`; `None` when the process has ended or changed its namespace.
 fn net_dev(pid: Tid, netns: u64) -> Result<Option<String>, HostError> {
     let path = format!("/proc/{pid}/net/dev");
-    // The kernel says EINVAL for the network files of a process that has ended but was not collected.
+    // The kernel returns EINVAL for the network files of a zombie process.
     let text = match proc::read_text(&path) {
         Err(HostError::Read { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => None,
         other => other?,
@@ -137,11 +136,11 @@ fn net_dev(pid: Tid, netns: u64) -> Result<Option<String>, HostError> {
 pub struct DiskCounters {
     /// Bytes fetched from storage.
     pub read_bytes: u64,
-    /// Bytes sent to storage or due to be.
+    /// Bytes sent to storage, or due to be.
     pub write_bytes: u64,
-    /// Bytes asked for by system calls that read: page cache hits, but also pipes and sockets.
+    /// Bytes requested by read system calls, including page cache hits, pipes and sockets.
     pub read_chars: u64,
-    /// Bytes handed over by system calls that write.
+    /// Bytes passed to write system calls.
     pub write_chars: u64,
 }
 
@@ -168,30 +167,13 @@ impl DiskCounters {
     }
 }
 
-/// Sum over all processes of the VM; `None` when its main process is gone. What a guest process of UML
-/// has read stays in the sum after its end, since the kernel adds it to the parent.
-///
-/// # Errors
-/// [`HostError::Read`] for `/proc/PID/io`, which needs the right to trace the VM.
-pub fn disk_counters(vm: &Vm) -> Result<Option<DiskCounters>, HostError> {
-    if !proc::stat(vm.pid)?.is_some_and(|s| s.start_time == vm.start_time && !s.is_dead()) {
-        return Ok(None);
-    }
-    let mut sum = DiskCounters::default();
-    for pid in vm.processes() {
-        if let Some(text) = proc::read_text(format!("/proc/{pid}/io"))? {
-            sum.add(&DiskCounters::parse(&text));
-        }
-    }
-    Ok(Some(sum))
-}
-
-/// `/proc/PID/io` of many VMs, kept open: one system call for each process and reading.
+/// Open `/proc/PID/io` files of many VMs: a reading takes one system call for each process.
 #[derive(Debug, Default)]
-pub struct DiskFiles(BTreeMap<(Tid, u64), File>);
+pub struct IoFiles(BTreeMap<(Tid, u64), File>);
 
-impl DiskFiles {
-    /// Keeps those of exactly these VMs from now on. What cannot be opened is tried again the next time.
+impl IoFiles {
+    /// Opens the files of exactly these VMs and closes the others. A file that cannot be opened is tried again at the next
+    /// call.
     pub fn follow(&mut self, vms: &[Vm]) {
         let wanted: BTreeSet<(Tid, u64)> = vms.iter().flat_map(processes).collect();
         self.0.retain(|process, _| wanted.contains(process));
@@ -201,7 +183,7 @@ impl DiskFiles {
             }
             let (pid, start_time) = process;
             let opened = File::open(format!("/proc/{pid}/io"));
-            // The number may be another process's by now; the file stays with the one that it was opened for.
+            // Another process may have the number by now; the open file still belongs to the one that had it then.
             let is_it = || matches!(proc::stat(pid), Ok(Some(s)) if s.start_time == start_time);
             if let Some(file) = opened.ok().filter(|_| is_it()) {
                 self.0.insert(process, file);
@@ -209,10 +191,11 @@ impl DiskFiles {
         }
     }
 
-    /// As [`disk_counters`]; `None` also for a VM that is not followed or may not be read.
+    /// The sum over all processes of the VM; `None` when its main process has ended, is not followed or cannot be read.
+    ///
+    /// The sum keeps what ended guest processes of UML have read: the kernel adds it to their parent.
     #[must_use]
     pub fn read(&self, vm: &Vm) -> Option<DiskCounters> {
-        // Seven short lines.
         let mut text = [0; 512];
         let mut sum = DiskCounters::default();
         let mut is_here = false;
@@ -220,7 +203,7 @@ impl DiskFiles {
             let Some(file) = self.0.get(&process) else {
                 continue;
             };
-            // The kernel says ESRCH once it has ended.
+            // The kernel returns ESRCH once the process has ended.
             let Some(text) = file.read_at(&mut text, 0).ok().map(|n| &text[..n]) else {
                 continue;
             };
@@ -251,7 +234,7 @@ a:b:1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
 ";
 
     #[test]
-    fn what_the_host_receives_from_a_tap_the_guest_has_sent() {
+    fn packets_that_a_tap_receives_are_sent_by_the_guest() {
         let lines = parse_net_dev(NET_DEV);
         assert_eq!(lines.len(), 3);
         let tap = lines["vt0"].of(NicKind::Tap);
@@ -293,7 +276,7 @@ a:b:1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
 
     proptest! {
         #[test]
-        fn no_text_makes_the_parsers_panic(text in "(?s).{0,200}") {
+        fn any_text_parses_without_a_panic(text in "(?s).{0,200}") {
             let _ = parse_net_dev(&text);
             let _ = DiskCounters::parse(&text);
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A set of CPU numbers, in the kernel's list and bit mask forms.
+//! A set of CPU numbers, in the kernel's list form and bit mask form.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,15 +10,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::thread::Tid;
 
-/// One more than the largest CPU number Linux can be built for on any architecture.
+/// Number of CPUs that Linux can be built for on any architecture (`NR_CPUS`).
 pub const MAX_CPUS: u32 = 8192;
 
-/// CPU numbers as the kernel counts them, `0..MAX_CPUS`. Serialized as an array of numbers.
+/// CPU numbers, `0..MAX_CPUS`. Serialized as an array of numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct CpuSet(BTreeSet<u32>);
 
-/// A text that is no CPU list.
+/// A text that is not a CPU list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a CPU list such as 0-3,8")]
 pub struct ParseCpuSetError(String);
@@ -53,7 +53,7 @@ impl CpuSet {
         self.0.iter().copied()
     }
 
-    /// Adds one CPU. Numbers of [`MAX_CPUS`] and above are not CPUs and are left out.
+    /// Adds one CPU. Ignores numbers of [`MAX_CPUS`] and above.
     pub fn insert(&mut self, cpu: u32) {
         if cpu < MAX_CPUS {
             self.0.insert(cpu);
@@ -87,7 +87,7 @@ impl CpuSet {
         }
     }
 
-    /// As the bit mask of `sched_setaffinity(2)`: bit `c % 64` of word `c / 64` is CPU `c`.
+    /// The bit mask of sched_setaffinity(2): bit `c % 64` of word `c / 64` is CPU `c`.
     pub(crate) fn to_mask(&self) -> Vec<u64> {
         let words = self.0.last().map_or(1, |&last| last as usize / 64 + 1);
         let mut mask = vec![0u64; words];
@@ -97,7 +97,7 @@ impl CpuSet {
         mask
     }
 
-    /// From the bit mask of `sched_getaffinity(2)`.
+    /// The set of the bit mask of sched_getaffinity(2).
     pub(crate) fn from_mask(mask: &[u64]) -> Self {
         let bits = |(i, word): (usize, &u64)| {
             let mut rest = *word;
@@ -124,8 +124,8 @@ impl FromIterator<u32> for CpuSet {
 impl FromStr for CpuSet {
     type Err = ParseCpuSetError;
 
-    /// Reads the list form of sysfs and `taskset -c`, for example `0-3,8`. White space around it and an
-    /// empty list are allowed.
+    /// Parses the list form of sysfs and `taskset -c`, for example `0-3,8`. Allows surrounding white space and an
+    /// empty list.
     fn from_str(text: &str) -> Result<Self, ParseCpuSetError> {
         let bad = || ParseCpuSetError(text.chars().take(64).collect());
         let mut set = Self::new();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_list_instead_of_filling_the_memory() {
+    fn malformed_and_huge_ranges_are_refused() {
         for text in ["0-4294967295", "8192", "3-1", "a", "1-", "-1", "0-1-2"] {
             assert!(text.parse::<CpuSet>().is_err(), "{text}");
         }
@@ -191,7 +191,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_the_parser_panic(text in ".{0,40}") {
+        fn any_text_parses_without_a_panic(text in ".{0,40}") {
             let _ = text.parse::<CpuSet>();
         }
     }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The files of a VM's disks.
+//! Opens the files of a VM's disks.
 //!
-//! A path alone is not enough.
+//! A path from the hypervisor is not enough: it may belong to another mount namespace, may name another file by now, and the
+//! VM's process chose it. So these functions open only a file that this process has open itself.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,30 +15,30 @@ use crate::vm::Vm;
 /// Device and inode number of a file.
 pub type FileId = (u64, u64);
 
-/// Opens a file of one of the VM's disks for reading. It has to be one that the VM's process has open itself.
+/// Opens a file of one of the VM's disks for reading.
 ///
 /// # Errors
-/// [`io::ErrorKind::NotFound`] when the VM has no such file open.
+/// [`io::ErrorKind::NotFound`] when the VM's process does not have the file open.
 pub fn open(vm: &Vm, path: &Path) -> io::Result<(File, FileId)> {
     let file = File::open(find_descriptor(vm, path)?)?;
     let id = file_id(&file.metadata()?);
     Ok((file, id))
 }
 
-/// The same, for reading and writing.
+/// As [`open`], for reading and writing.
 ///
 /// # Errors
-/// Those of [`open`]; [`io::ErrorKind::PermissionDenied`] when the VM itself may only read it.
+/// Those of [`open`]; [`io::ErrorKind::PermissionDenied`] when the VM has it open read-only.
 pub fn open_for_writing(vm: &Vm, path: &Path) -> io::Result<File> {
     let fd = find_descriptor(vm, path)?;
     if !is_writable(&fd)? {
-        let what = format!("{}: the VM may only read it", path.display());
+        let what = format!("{}: the VM has it open read-only", path.display());
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
     }
     File::options().read(true).write(true).open(fd)
 }
 
-/// Where in `/proc` the VM's process has it open.
+/// The descriptor in `/proc/PID/fd` through which the VM's process has the file open.
 fn find_descriptor(vm: &Vm, path: &Path) -> io::Result<PathBuf> {
     let wanted = path
         .to_str()
@@ -53,7 +54,7 @@ fn find_descriptor(vm: &Vm, path: &Path) -> io::Result<PathBuf> {
         if !(meta.is_file() || is_block_device(&meta)) {
             continue;
         }
-        // The name that the kernel knows goes before what lies at that path now.
+        // The name that the kernel knows takes precedence over what lies at that path now.
         if is_named {
             by_name = Some(fd);
             break;
@@ -63,12 +64,12 @@ fn find_descriptor(vm: &Vm, path: &Path) -> io::Result<PathBuf> {
         }
     }
     by_name.ok_or_else(|| {
-        let what = format!("{}: the VM has no such file open", path.display());
+        let what = format!("{}: the VM does not have this file open", path.display());
         io::Error::new(io::ErrorKind::NotFound, what)
     })
 }
 
-/// Whether the process may write to what it has open there.
+/// Whether the process has this descriptor open for writing.
 fn is_writable(fd: &Path) -> io::Result<bool> {
     let number = fd.file_name().unwrap_or_default();
     let info = fd
@@ -77,14 +78,14 @@ fn is_writable(fd: &Path) -> io::Result<bool> {
         .map(|process| process.join("fdinfo").join(number))
         .ok_or(io::ErrorKind::InvalidInput)?;
     let text = fs::read_to_string(info)?;
-    // in octal; the last two bits are the mode of access
+    // Octal; the last two bits are the access mode.
     let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
     let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
     let mode = flags.ok_or(io::ErrorKind::InvalidData)? & libc::O_ACCMODE as u32;
     Ok(mode != libc::O_RDONLY as u32)
 }
 
-/// Device and inode number; for a block device the device that it is.
+/// Device and inode number of a file; 0 and the device number of a block device.
 pub fn file_id(meta: &fs::Metadata) -> FileId {
     if is_block_device(meta) {
         (0, meta.rdev())
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_file_that_the_vm_has_open_is_opened() {
+    fn only_files_that_the_vm_has_open_are_opened() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk.img");
         fs::write(&path, "x").unwrap();

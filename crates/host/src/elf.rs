@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Names of the sections of an ELF file, just enough to recognise a program by them.
+//! Section names of an ELF file, to recognise a UML kernel.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Most bytes read of section headers and of section names.
-const MAX_TABLE: u64 = 1 << 20;
+/// Most bytes read of the section headers, and of the section names.
+const MAX_TABLE_BYTES: u64 = 1 << 20;
 
-/// Whether the 64-bit ELF file has a section whose name starts with `prefix`. `false` for any other file.
+/// Whether a 64-bit ELF file has a section whose name starts with `prefix`. `false` for any other file.
 ///
 /// # Errors
 /// When the file cannot be read.
 pub(crate) fn has_section(path: &Path, prefix: &str) -> io::Result<bool> {
     let file = File::open(path)?;
     let mut read = |offset: u64, length: u64| -> io::Result<Vec<u8>> {
-        let mut bytes = vec![0; usize::try_from(length.min(MAX_TABLE)).unwrap_or(0)];
+        let mut bytes = vec![0; usize::try_from(length.min(MAX_TABLE_BYTES)).unwrap_or(0)];
         let mut filled = 0;
         while filled < bytes.len() {
             match file.read_at(&mut bytes[filled..], offset.saturating_add(filled as u64)) {
@@ -36,12 +36,12 @@ pub(crate) fn has_section(path: &Path, prefix: &str) -> io::Result<bool> {
     }))
 }
 
-/// The table of section names, one zero byte between them.
+/// The table of section names, separated by zero bytes.
 fn section_names(
     read: &mut impl FnMut(u64, u64) -> io::Result<Vec<u8>>,
 ) -> io::Result<Option<Vec<u8>>> {
     let header = read(0, 64)?;
-    // 64 bit; the byte order is the host's own, or the program could not run here.
+    // 64 bit. The byte order is the host's: the program runs here.
     if header.len() < 64 || !header.starts_with(b"\x7fELF\x02") {
         return Ok(None);
     }
@@ -98,7 +98,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_made_up_header_neither_panics_nor_reads_much(
+        fn any_header_is_read_without_a_panic(
             mut bytes in proptest::collection::vec(any::<u8>(), 64..400),
         ) {
             bytes[..5].copy_from_slice(b"\x7fELF\x02");

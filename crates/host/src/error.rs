@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can go wrong while a host is read.
+//! Errors of reading the host.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A file of the host that could not be read or understood.
+/// A file of the host that this program cannot read or parse.
 ///
-/// A process that has ended is not an error: the functions of this crate answer `None` for it.
+/// A process that has ended is no error: the functions of this crate return `None` for it.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// The file is there but cannot be read, most often because of missing privilege.
+    /// The file exists but cannot be read, most often for lack of privilege.
     #[error("cannot read {}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// The file was read and is not what its documentation promises.
-    #[error("cannot understand {}: {what}", path.display())]
+    /// The file's contents do not have the documented form.
+    #[error("cannot parse {}: {what}", path.display())]
     Parse {
         /// The file.
         path: PathBuf,
-        /// What was expected.
+        /// What is wrong with the contents.
         what: &'static str,
     },
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Facts about the host that decide which mechanisms it can have. Only facts: what follows from them, and
-//! how it is told, is up to the caller.
+//! Facts about the host that decide which mechanisms it can use. The caller draws the conclusions.
 
 use std::path::Path;
 
@@ -21,24 +20,23 @@ pub use crate::privilege::Privilege;
 pub struct HostFacts {
     /// Running kernel.
     pub kernel: Kernel,
-    /// Online CPUs with cores, sockets and nodes.
+    /// Online CPUs with their cores, sockets and NUMA nodes.
     pub cpus: Vec<Cpu>,
-    /// CPUs kept free of ordinary tasks.
+    /// CPUs that the kernel keeps free of ordinary tasks.
     pub isolated: CpuSet,
-    /// `kernel.sched_rt_runtime_us`: microseconds per period that real-time threads may use of a CPU, -1
-    /// without limit.
+    /// `kernel.sched_rt_runtime_us`: microseconds per period that real-time threads may use of a CPU; -1 without limit.
     pub rt_runtime_us: Option<i64>,
     /// `kernel.sched_rt_period_us`.
     pub rt_period_us: Option<i64>,
-    /// Whether control groups divide real-time run time (`CONFIG_RT_GROUP_SCHED`); `None` when neither a
-    /// control group nor a file of the kernel's configuration tells.
+    /// Whether control groups divide real-time runtime (`CONFIG_RT_GROUP_SCHED`); `None` when neither a control group nor
+    /// the kernel's configuration shows it.
     pub rt_group_sched: Option<bool>,
-    /// `kernel.sched_autogroup_enabled`; `None` when not built in. When on, nice values do not count
-    /// between login sessions.
+    /// `kernel.sched_autogroup_enabled`; `None` when not built in. When on, nice values do not count between login
+    /// sessions.
     pub autogroup: Option<bool>,
-    /// Nanoseconds a thread of the fair class gets by default; `None` where the kernel does not tell.
+    /// Default slice of the fair class, ns; `None` when the kernel does not report it.
     pub fair_slice_ns: Option<u64>,
-    /// Type information of the kernel for BPF (`/sys/kernel/btf/vmlinux`).
+    /// The kernel has type information for BPF (`/sys/kernel/btf/vmlinux`).
     pub btf: bool,
     /// Kernel lockdown: `none`, `integrity` or `confidentiality`; `None` when it cannot be read.
     pub lockdown: Option<String>,
@@ -46,22 +44,22 @@ pub struct HostFacts {
     pub sched_ext: bool,
     /// Version of the control groups that have the `cpu` controller.
     pub cgroup: Option<cgroup::Version>,
-    /// `/dev/kvm` is there.
+    /// `/dev/kvm` exists.
     pub kvm: bool,
     /// Rights of this program.
     pub privilege: Privilege,
 }
 
 impl HostFacts {
-    /// Reads them all.
+    /// Reads all facts.
     ///
     /// # Errors
-    /// [`HostError`] when a file that every Linux has is missing or strange.
+    /// [`HostError`] when a file that every Linux has is missing or malformed.
     pub fn read() -> Result<Self, HostError> {
         let path = "/proc/sys/kernel/osrelease";
         let release = proc::read_text(path)?.unwrap_or_default();
         let kernel = Kernel::parse(&release)
-            .ok_or_else(|| HostError::parse(path, "it is no kernel version"))?;
+            .ok_or_else(|| HostError::parse(path, "not a kernel version"))?;
         let mounts = Mounts::read()?;
         Ok(Self {
             cpus: topology::cpus()?,
@@ -75,7 +73,7 @@ impl HostFacts {
             lockdown: proc::read_text("/sys/kernel/security/lockdown")
                 .ok()
                 .flatten()
-                .and_then(|text| chosen(&text)),
+                .and_then(|text| bracketed(&text)),
             sched_ext: Path::new("/sys/kernel/sched_ext").exists(),
             cgroup: mounts.cpu_version()?,
             kvm: Path::new("/dev/kvm").exists(),
@@ -96,8 +94,8 @@ fn sysctl(name: &str) -> Result<Option<i64>, HostError> {
         .and_then(|text| text.trim().parse().ok()))
 }
 
-/// The word in brackets of `none [integrity] confidentiality`.
-fn chosen(text: &str) -> Option<String> {
+/// The word in brackets, as in `none [integrity] confidentiality`.
+fn bracketed(text: &str) -> Option<String> {
     let (_, rest) = text.split_once('[')?;
     Some(rest.split_once(']')?.0.to_owned())
 }
@@ -109,14 +107,14 @@ mod tests {
     #[test]
     fn the_lockdown_mode_is_the_one_in_brackets() {
         assert_eq!(
-            chosen("none [integrity] confidentiality\n").as_deref(),
+            bracketed("none [integrity] confidentiality\n").as_deref(),
             Some("integrity")
         );
-        assert_eq!(chosen("none"), None);
+        assert_eq!(bracketed("none"), None);
     }
 
     #[test]
-    fn this_host_has_facts() {
+    fn facts_of_this_host_survive_json() {
         let facts = HostFacts::read().unwrap();
         assert!(facts.kernel.major >= 4);
         assert!(!facts.online().is_empty());

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a hypervisor that a VM has taken over can show, for a fuzzer (`scripts/fuzz.sh`) and for the tests that repeat
-//! what fuzzers found worth keeping.
+//! Fuzz target: what a hypervisor that a VM has taken over can send. `scripts/fuzz.sh` runs it, and a test replays the
+//! corpus.
 
 use crate::qemu::{QemuArgs, fuzzing};
 use crate::uml::UmlArgs;
 
-/// Takes one input; panics when a promise is broken.
+/// Runs one input; panics when a property does not hold.
 ///
-/// The first byte says what the rest is: 0 arguments, each up to a zero byte; 1 the bytes of a QMP server as they are,
-/// asked by the inventory; 2 the same, heard by the watch over the disks; 3 and 4 its answers, a line each, to which
-/// greeting and numbers are added, so that the fuzzer gets past them.
+/// The first byte chooses the target: 0 command-line arguments, separated by zero bytes; 1 raw output of a QMP server for
+/// the inventory; 2 the same for the disk watch; 3 and 4 the server's answers, one a line, to which [`numbered`] adds the
+/// greeting and the numbers so that the fuzzer gets past them.
 pub fn hypervisor(input: &[u8]) {
-    let Some((how, rest)) = input.split_first() else {
+    let Some((target, rest)) = input.split_first() else {
         return;
     };
-    match how % 5 {
+    match target % 5 {
         0 => arguments(rest),
         1 => inventory(rest),
         2 => drop(fuzzing::watch(rest)),
@@ -31,7 +31,7 @@ fn arguments(bytes: &[u8]) {
     let qemu = QemuArgs::parse(&args);
     let _ = QemuArgs::port_chardev(&args, crate::sockets::AGENT_PORT);
     let uml = UmlArgs::parse(&args);
-    // These come into the operator's terminal.
+    // These reach the operator's terminal.
     for text in qemu.name.iter() {
         assert!(!text.chars().any(char::is_control), "{text:?}");
     }
@@ -45,8 +45,8 @@ fn arguments(bytes: &[u8]) {
     assert_eq!(qemu.nics(&[]), qemu.nics(&[]));
 }
 
-fn inventory(says: &[u8]) {
-    let Ok(answer) = fuzzing::inventory(says) else {
+fn inventory(output: &[u8]) {
+    let Ok(answer) = fuzzing::inventory(output) else {
         return;
     };
     let names = answer.name.iter().chain([&answer.status]);
@@ -56,22 +56,22 @@ fn inventory(says: &[u8]) {
     }
 }
 
-/// A greeting, and lines as answers to the first, second, third question; a line that begins with `!` is sent as it is.
+/// Adds the greeting and makes each line the answer to the next command; a line that begins with `!` is sent as it is.
 fn numbered(lines: &[u8]) -> Vec<u8> {
-    let mut says = b"{\"QMP\":{}}\n{\"return\":{},\"id\":1}\n".to_vec();
+    let mut output = b"{\"QMP\":{}}\n{\"return\":{},\"id\":1}\n".to_vec();
     let mut number = 1;
     for line in lines.split(|b| *b == b'\n') {
         if let Some(as_it_is) = line.strip_prefix(b"!") {
-            says.extend_from_slice(as_it_is);
+            output.extend_from_slice(as_it_is);
         } else {
             number += 1;
-            says.extend_from_slice(b"{\"return\":");
-            says.extend_from_slice(line);
-            says.extend_from_slice(format!(",\"id\":{number}}}").as_bytes());
+            output.extend_from_slice(b"{\"return\":");
+            output.extend_from_slice(line);
+            output.extend_from_slice(format!(",\"id\":{number}}}").as_bytes());
         }
-        says.push(b'\n');
+        output.push(b'\n');
     }
-    says
+    output
 }
 
 #[cfg(test)]
@@ -81,7 +81,7 @@ mod replay;
 #[cfg(test)]
 mod tests {
     #[test]
-    fn nothing_of_a_hypervisor_that_was_ever_found_breaks_a_promise() {
+    fn the_corpus_breaks_no_property() {
         super::replay::replay("hypervisor", super::hypervisor);
     }
 }

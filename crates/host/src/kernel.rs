@@ -6,18 +6,18 @@ use serde::{Deserialize, Serialize};
 /// Version of the running kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kernel {
-    /// First number.
+    /// Major version.
     pub major: u32,
-    /// Second number.
+    /// Minor version.
     pub minor: u32,
-    /// Third number, 0 when there is none.
+    /// Patch level, 0 when there is none.
     pub patch: u32,
     /// All of `uname -r`.
     pub release: String,
 }
 
 impl Kernel {
-    /// Reads a release such as `6.18.44-generic` or `7.2-rc3`.
+    /// Parses a release such as `6.18.44-generic` or `7.2-rc3`.
     #[must_use]
     pub fn parse(release: &str) -> Option<Self> {
         let release = release.trim();
@@ -33,19 +33,19 @@ impl Kernel {
         })
     }
 
-    /// Whether it is this version or a later one.
+    /// Whether this version is `major.minor` or later.
     #[must_use]
     pub fn is_at_least(&self, major: u32, minor: u32) -> bool {
         (self.major, self.minor) >= (major, minor)
     }
 
-    /// Whether the fair class gets up to 5 % of a core that real-time threads fill (Linux 6.12).
+    /// Whether the fair class gets up to 5 % of a core that real-time threads fill (the fair server, Linux 6.12).
     #[must_use]
     pub fn has_fair_server(&self) -> bool {
         self.is_at_least(6, 12)
     }
 
-    /// Whether `sched_setattr` takes a slice for a thread of the fair class (Linux 6.12).
+    /// Whether sched_setattr(2) takes a slice for a thread of the fair class (Linux 6.12).
     #[must_use]
     pub fn has_fair_slice(&self) -> bool {
         self.is_at_least(6, 12)

@@ -44,6 +44,7 @@ pub mod topology;
 pub mod uml;
 pub mod unix_connect;
 pub mod vm;
+mod vm_threads;
 
 pub use cpuset::CpuSet;
 pub use error::HostError;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Interfaces in the network namespace of a VM's process.
+//! Resolves interfaces in the network namespace of a VM's process.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,7 @@ use crate::proc;
 use crate::thread::Tid;
 use crate::vm::{Nic, NicKind};
 
-/// What the hypervisor's arguments and descriptors say about a NIC.
+/// A NIC as the hypervisor's arguments and descriptors describe it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ConfiguredNic {
     pub(crate) interface: Interface,
@@ -20,15 +20,15 @@ pub(crate) struct ConfiguredNic {
     pub(crate) mac: Option<String>,
 }
 
-/// An interface by one of its two names.
+/// An interface, by name or by number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Interface {
     Name(String),
     Index(u32),
 }
 
-/// Completes names and numbers by asking the kernel inside of the namespace of `pid`. What cannot be
-/// asked stays as it was found; a NIC known only by its number and not there any more is left out.
+/// Completes names and numbers by asking the kernel inside the namespace of `pid`. An interface that cannot be resolved
+/// stays as it was found; one that was known only by number is left out.
 pub(crate) fn resolve(pid: Tid, found: &[ConfiguredNic]) -> Vec<Nic> {
     if found.is_empty() {
         return Vec::new();
@@ -36,7 +36,7 @@ pub(crate) fn resolve(pid: Tid, found: &[ConfiguredNic]) -> Vec<Nic> {
     let Ok(Some(netns)) = proc::netns(pid) else {
         return Vec::new();
     };
-    let names = within(pid, netns, || ask(found)).unwrap_or_default();
+    let names = within(pid, netns, || names_and_numbers(found)).unwrap_or_default();
     found
         .iter()
         .enumerate()
@@ -59,7 +59,7 @@ pub(crate) fn resolve(pid: Tid, found: &[ConfiguredNic]) -> Vec<Nic> {
         .collect()
 }
 
-fn ask(found: &[ConfiguredNic]) -> io::Result<Vec<Option<(String, u32)>>> {
+fn names_and_numbers(found: &[ConfiguredNic]) -> io::Result<Vec<Option<(String, u32)>>> {
     let fd: OwnedFd = socket(AddressFamily::UNIX, SocketType::DGRAM, None)?;
     Ok(found
         .iter()
@@ -76,8 +76,8 @@ fn ask(found: &[ConfiguredNic]) -> io::Result<Vec<Option<(String, u32)>>> {
         .collect())
 }
 
-/// Runs `f` in the network namespace of `pid`: here when it is our own, else in a short-lived thread of
-/// its own that enters it, so that no other thread ever changes its namespace.
+/// Runs `f` in the network namespace of `pid`: in this thread when the namespace is its own, else in a short-lived
+/// thread, so that no other thread changes its namespace.
 fn within<T: Send>(
     pid: Tid,
     netns: u64,
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_numbers_of_our_own_namespace_are_completed() {
+    fn names_and_numbers_of_the_own_namespace_are_resolved() {
         let found = |interface| ConfiguredNic {
             interface,
             kind: NicKind::Tap,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::proc;
 use crate::thread::Tid;
 
-/// A path of the process as this program can open it: through its root and working directory.
+/// A path of the process as this program can open it: through the process's root or working directory in `/proc`.
 pub(crate) fn through_root(pid: Tid, path: &str) -> PathBuf {
     match path.strip_prefix('/') {
         Some(inside) => PathBuf::from(format!("/proc/{pid}/root")).join(inside),
@@ -14,7 +14,7 @@ pub(crate) fn through_root(pid: Tid, path: &str) -> PathBuf {
     }
 }
 
-/// A path as the process means it: relative ones are completed with its working directory.
+/// Completes a relative path with the process's working directory.
 pub(crate) fn absolute(pid: Tid, path: PathBuf) -> PathBuf {
     match proc::read_link(format!("/proc/{pid}/cwd")) {
         Ok(Some(cwd)) if path.is_relative() => cwd.join(path),

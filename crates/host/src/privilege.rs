@@ -9,27 +9,27 @@ use crate::proc;
 /// Rights of this program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Privilege {
-    /// Effective user is root.
+    /// The effective user is root.
     pub root: bool,
-    /// `CAP_SYS_NICE`: real-time classes and other users' threads.
+    /// `CAP_SYS_NICE`: real-time classes and threads of other users.
     pub sys_nice: bool,
     /// `CAP_BPF` and `CAP_PERFMON`, or `CAP_SYS_ADMIN`: tracing programs.
     pub bpf: bool,
     /// `CAP_SYS_ADMIN`.
     pub sys_admin: bool,
-    /// `CAP_SYS_PTRACE`: looking into processes of other users.
+    /// `CAP_SYS_PTRACE`: reading processes of other users.
     pub sys_ptrace: bool,
 }
 
 impl Privilege {
-    /// Those of the calling process.
+    /// The rights of the calling process.
     ///
     /// # Errors
     /// [`HostError`] for `/proc/self/status`.
     pub fn current() -> Result<Self, HostError> {
         let path = "/proc/self/status";
         let status = proc::read_text(path)?.unwrap_or_default();
-        Self::parse(&status).ok_or_else(|| HostError::parse(path, "it has no line CapEff or Uid"))
+        Self::parse(&status).ok_or_else(|| HostError::parse(path, "no line CapEff or Uid"))
     }
 
     fn parse(status: &str) -> Option<Self> {

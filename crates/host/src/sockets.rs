@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listening_socket_of_the_ports_name_is_the_agents() {
+    fn a_listening_socket_named_after_the_port_is_found() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(AGENT_PORT);
         assert_eq!(agent_socket(&me()).unwrap(), None);

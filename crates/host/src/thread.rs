@@ -3,11 +3,10 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Number of a thread or process in the root PID namespace of this program.
+/// Number of a thread or process in the PID namespace of this program.
 pub type Tid = u32;
 
-/// One host thread. `(tid, start_time)` names it for ever: a number that the kernel gives out again has
-/// another start time.
+/// One host thread. `(tid, start_time)` identifies it for ever: a reused number has another start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Thread {
     /// Process that the thread belongs to.

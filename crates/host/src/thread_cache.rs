@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The threads of a VM's process from one look to the next, without a file for each of them each time.
+//! The threads of a VM's process, cached so that a refresh does not read a file for each of them.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -8,27 +8,31 @@ use crate::error::HostError;
 use crate::proc::{stat, thread_ids};
 use crate::thread::{Thread, Tid};
 
-/// A thread's line is read again until its maker will have named it...
-const NAMED: Duration = Duration::from_secs(10);
-/// ...and after that so often.
-const TASK_AGE: Duration = Duration::from_secs(60);
+/// A thread's name is read at every refresh until the thread has existed for this time: its creator may still name it.
+const NAME_SETTLE_TIME: Duration = Duration::from_secs(10);
+/// Afterwards the name is read again at this interval.
+const NAME_REFRESH_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The threads of one process, remembered between looks: most of them stay what they are for as long as their process.
+/// The threads of one process as of the last refresh.
 #[derive(Debug, Default)]
 pub(crate) struct ThreadCache {
-    /// With names, in the kernel's order.
-    now: Vec<(Thread, String)>,
-    /// When each of `now` was met, and read last.
+    /// Threads with names, in the kernel's order.
+    threads: Vec<(Thread, String)>,
+    /// When each of them was first seen, and last read.
     times: Vec<(Instant, Instant)>,
 }
 
 impl ThreadCache {
-    /// As [`crate::proc::tasks`], but lines that were read before are believed for a while.
+    /// As [`crate::proc::threads`], but takes names from the cache while they are fresh.
     ///
     /// # Errors
     /// As [`stat`].
-    pub(crate) fn look(&mut self, pid: Tid, at: Instant) -> Result<&[(Thread, String)], HostError> {
-        let before = std::mem::take(&mut self.now);
+    pub(crate) fn refresh(
+        &mut self,
+        pid: Tid,
+        at: Instant,
+    ) -> Result<&[(Thread, String)], HostError> {
+        let before = std::mem::take(&mut self.threads);
         let times = std::mem::take(&mut self.times);
         let mut known: HashMap<Tid, _> = before
             .into_iter()
@@ -38,10 +42,10 @@ impl ThreadCache {
         for tid in thread_ids(pid)? {
             let old = known.remove(&tid).filter(|(task, _)| task.0.pid == pid);
             if let Some((task, (met, read))) = old.clone()
-                && at.saturating_duration_since(met) >= NAMED
-                && at.saturating_duration_since(read) < TASK_AGE
+                && at.saturating_duration_since(met) >= NAME_SETTLE_TIME
+                && at.saturating_duration_since(read) < NAME_REFRESH_INTERVAL
             {
-                self.now.push(task);
+                self.threads.push(task);
                 self.times.push((met, read));
                 continue;
             }
@@ -57,10 +61,10 @@ impl ThreadCache {
             let met = old
                 .filter(|(task, _)| task.0 == thread)
                 .map(|(_, (met, _))| met);
-            self.now.push((thread, stat.comm));
+            self.threads.push((thread, stat.comm));
             self.times.push((met.unwrap_or(at), at));
         }
-        Ok(&self.now)
+        Ok(&self.threads)
     }
 }
 
@@ -70,7 +74,7 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn a_thread_is_read_until_it_has_its_name_and_then_each_minute() {
+    fn a_new_thread_is_read_each_time_an_old_one_each_minute() {
         let (pid, start) = (std::process::id(), Instant::now());
         let (orders, names) = mpsc::channel::<&str>();
         let (done, is_done) = mpsc::channel();
@@ -87,7 +91,7 @@ mod tests {
         let mut tasks = ThreadCache::default();
         let mut seen = |seconds: u64, tid: u32| {
             let found = tasks
-                .look(pid, start + Duration::from_secs(seconds))
+                .refresh(pid, start + Duration::from_secs(seconds))
                 .unwrap();
             let task = found.iter().find(|(t, _)| t.tid == tid);
             task.map(|(_, name)| name.clone())
@@ -110,15 +114,15 @@ mod tests {
     }
 
     #[test]
-    fn of_a_process_that_is_gone_there_are_none() {
+    fn an_ended_process_has_no_threads() {
         let mut child = std::process::Command::new("sleep")
             .arg("60")
             .spawn()
             .unwrap();
         let (mut tasks, now) = (ThreadCache::default(), Instant::now());
-        assert_eq!(tasks.look(child.id(), now).unwrap().len(), 1);
+        assert_eq!(tasks.refresh(child.id(), now).unwrap().len(), 1);
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(tasks.look(child.id(), now).unwrap().is_empty());
+        assert!(tasks.refresh(child.id(), now).unwrap().is_empty());
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! CPUs of the host, which of them share a core, and which memory node they are near to.
+//! The host's CPUs: which share a core, and their sockets and NUMA nodes.
 
 use std::path::Path;
 
@@ -17,28 +17,28 @@ const NODES: &str = "/sys/devices/system/node";
 pub struct Cpu {
     /// Number.
     pub cpu: u32,
-    /// NUMA node; 0 where the kernel knows no nodes.
+    /// NUMA node; 0 on a kernel without NUMA.
     pub node: u32,
     /// Physical package (socket).
     pub package: u32,
-    /// All online CPUs of the same physical core, this one among them: two or more with SMT.
+    /// All online CPUs of the same core, this one included: two or more with SMT.
     pub siblings: CpuSet,
 }
 
-/// CPUs that are online.
+/// The online CPUs.
 ///
 /// # Errors
 /// [`HostError`] naming the file of sysfs.
 pub fn online() -> Result<CpuSet, HostError> {
-    online_at(Path::new(CPUS))
+    online_in(Path::new(CPUS))
 }
 
-/// All online CPUs with their place, ascending.
+/// All online CPUs with core, socket and node, ascending.
 ///
 /// # Errors
 /// [`HostError`] naming the file of sysfs.
 pub fn cpus() -> Result<Vec<Cpu>, HostError> {
-    cpus_at(Path::new(CPUS), Path::new(NODES))
+    cpus_in(Path::new(CPUS), Path::new(NODES))
 }
 
 /// CPUs that the scheduler keeps free of ordinary tasks (`isolcpus=`, isolated cpuset partitions).
@@ -53,28 +53,28 @@ fn list(path: &Path) -> Result<Option<CpuSet>, HostError> {
     proc::read_text(path)?
         .map(|text| {
             text.parse()
-                .map_err(|_| HostError::parse(path, "it is no CPU list"))
+                .map_err(|_| HostError::parse(path, "not a CPU list"))
         })
         .transpose()
 }
 
 fn number(path: &Path) -> Result<Option<u32>, HostError> {
-    // A package the firmware does not number is -1.
+    // The kernel shows -1 for a package without a number.
     Ok(proc::read_text(path)?.and_then(|text| text.trim().parse().ok()))
 }
 
-fn online_at(cpus: &Path) -> Result<CpuSet, HostError> {
+fn online_in(cpus: &Path) -> Result<CpuSet, HostError> {
     let path = cpus.join("online");
-    list(&path)?.ok_or_else(|| HostError::parse(path, "there is no such file"))
+    list(&path)?.ok_or_else(|| HostError::parse(path, "no such file"))
 }
 
-fn cpus_at(cpus: &Path, nodes: &Path) -> Result<Vec<Cpu>, HostError> {
-    let online = online_at(cpus)?;
-    let mut near: Vec<(u32, CpuSet)> = Vec::new();
+fn cpus_in(cpus: &Path, nodes: &Path) -> Result<Vec<Cpu>, HostError> {
+    let online = online_in(cpus)?;
+    let mut nodes_cpus: Vec<(u32, CpuSet)> = Vec::new();
     // The list of nodes has the form of a CPU list.
     for node in list(&nodes.join("online"))?.unwrap_or_default().iter() {
         let path = nodes.join(format!("node{node}/cpulist"));
-        near.push((node, list(&path)?.unwrap_or_default()));
+        nodes_cpus.push((node, list(&path)?.unwrap_or_default()));
     }
     let mut found = Vec::new();
     for cpu in online.iter() {
@@ -87,7 +87,7 @@ fn cpus_at(cpus: &Path, nodes: &Path) -> Result<Vec<Cpu>, HostError> {
             .collect();
         found.push(Cpu {
             cpu,
-            node: near
+            node: nodes_cpus
                 .iter()
                 .find(|(_, cpus)| cpus.contains(cpu))
                 .map_or(0, |(node, _)| *node),
@@ -104,7 +104,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn this_host_has_the_cpus_it_runs_on() {
+    fn this_host_lists_its_online_cpus() {
         let online = online().unwrap();
         let cpus = cpus().unwrap();
         assert_eq!(cpus.iter().map(|c| c.cpu).collect::<CpuSet>(), online);
@@ -116,26 +116,26 @@ mod tests {
     fn siblings_and_nodes_of_a_two_socket_machine_with_smt() {
         let dir = tempfile::tempdir().unwrap();
         let (cpus, nodes) = (dir.path().join("cpu"), dir.path().join("node"));
-        let put = |path: &Path, text: &str| {
+        let write = |path: &Path, text: &str| {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         };
-        put(&cpus.join("online"), "0-3,5-7\n");
+        write(&cpus.join("online"), "0-3,5-7\n");
         for cpu in 0..8u32 {
             let topology = cpus.join(format!("cpu{cpu}/topology"));
-            put(
+            write(
                 &topology.join("thread_siblings_list"),
                 &format!("{},{}\n", cpu % 4, cpu % 4 + 4),
             );
-            put(
+            write(
                 &topology.join("physical_package_id"),
                 &format!("{}\n", cpu % 2),
             );
         }
-        put(&nodes.join("online"), "0,2\n");
-        put(&nodes.join("node0/cpulist"), "0,2,4,6\n");
-        put(&nodes.join("node2/cpulist"), "1,3,5,7\n");
-        let found = cpus_at(&cpus, &nodes).unwrap();
+        write(&nodes.join("online"), "0,2\n");
+        write(&nodes.join("node0/cpulist"), "0,2,4,6\n");
+        write(&nodes.join("node2/cpulist"), "1,3,5,7\n");
+        let found = cpus_in(&cpus, &nodes).unwrap();
         let seen: Vec<_> = found
             .iter()
             .map(|c| (c.cpu, c.node, c.package, c.siblings.to_string()))
@@ -153,11 +153,11 @@ mod tests {
     fn a_host_without_nodes_is_one_node() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("online"), "0-1\n").unwrap();
-        let found = cpus_at(dir.path(), &dir.path().join("none")).unwrap();
+        let found = cpus_in(dir.path(), &dir.path().join("none")).unwrap();
         assert!(found.iter().all(|c| c.node == 0 && c.siblings.len() == 1));
         fs::write(dir.path().join("online"), "x\n").unwrap();
         assert!(
-            cpus_at(dir.path(), dir.path())
+            cpus_in(dir.path(), dir.path())
                 .unwrap_err()
                 .to_string()
                 .contains("online")

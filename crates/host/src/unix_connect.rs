@@ -10,11 +10,11 @@ use std::path::Path;
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
-/// Connects without ever waiting: a full queue of other clients is [`io::ErrorKind::WouldBlock`]. The socket is opened
-/// by a descriptor, so that neither the length of its path nor the way through `/proc/PID/root` matters.
+/// Connects without waiting: returns [`io::ErrorKind::WouldBlock`] when the server's queue is full. Opens the socket by a
+/// descriptor, so that paths of any length and paths through `/proc/PID/root` work.
 ///
 /// # Errors
-/// Whatever the kernel says.
+/// The kernel's error.
 pub fn connect(reach: &Path) -> io::Result<UnixStream> {
     let node = File::from(rustix::fs::open(
         reach,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A VM as the host sees it: processes, threads, files and interfaces.
+//! The types that describe a VM as the host sees it.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -37,22 +37,20 @@ impl fmt::Display for Hypervisor {
     }
 }
 
-/// `uml:NAME` or `qemu:NAME`; unique among the VMs that run now, and the same for as long as a VM lives.
-///
-/// When a second VM of the same hypervisor has the same name, it is called `qemu:NAME@PID`. A copy is cheap: every
-/// snapshot has one of each.
+/// `uml:NAME` or `qemu:NAME`: unique among the running VMs, and constant while a VM runs. A second VM of the same
+/// hypervisor and name is `qemu:NAME@PID`. Cloning is cheap.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct VmId(Arc<str>);
 
 impl VmId {
-    /// The identity of the first VM with this name.
+    /// The identity of the first VM of this name.
     #[must_use]
     pub fn new(hypervisor: Hypervisor, name: &str) -> Self {
         Self(format!("{hypervisor}:{name}").into())
     }
 
-    /// The identity of a further VM with this name.
+    /// The identity of a further VM of this name.
     #[must_use]
     pub(crate) fn with_pid(hypervisor: Hypervisor, name: &str, pid: Tid) -> Self {
         Self(format!("{hypervisor}:{name}@{pid}").into())
@@ -71,39 +69,37 @@ impl fmt::Display for VmId {
     }
 }
 
-/// A virtual CPU and the host threads that carry it.
+/// A virtual CPU and the host threads that run it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vcpu {
     /// Number in the guest, from 0.
     pub index: u32,
-    /// The threads whose run time is this vCPU's run time; only one of them runs at any moment.
+    /// The threads whose run time is the vCPU's run time; only one of them runs at a time.
     ///
-    /// QEMU: one thread. It is empty when one thread serves several vCPUs (TCG with `thread=single`):
-    /// the thread is then listed with the lowest of them.
-    /// UML: the main thread first, then the host process of every guest address space.
+    /// QEMU: one thread. Empty when one thread serves several vCPUs (TCG with `thread=single`): the lowest vCPU has it then.
+    /// UML: the kernel thread first, then the host process of every guest address space.
     pub threads: Vec<Thread>,
-    /// UML: the thread that is the guest's kernel, always the first of `threads`. The kernel hands the
-    /// vCPU to a guest process and takes it back, so when the threads of a vCPU get real-time
-    /// priorities this one has to rank one above the others; otherwise a busy guest process keeps the
-    /// guest's own interrupts out.
+    /// UML: the thread that is the guest's kernel, the first of `threads`. It passes the vCPU to guest processes and takes it
+    /// back. With real-time priorities it must rank one above the others; otherwise a busy guest process blocks the guest's
+    /// interrupts.
     pub kernel_thread: Option<Tid>,
     /// CPUs that the first thread may run on.
     pub cores: CpuSet,
 }
 
-/// What a host thread does for a VM beside running its vCPUs.
+/// What a host thread does for a VM besides running its vCPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ServiceKind {
-    /// In-kernel virtio back-end (`vhost-PID`): network packets pass through it.
+    /// In-kernel virtio back end (`vhost-PID`), which passes network packets.
     Vhost,
     /// QEMU's main loop: device emulation and monitor.
     Emulator,
-    /// Thread that carries out disk I/O: a QEMU iothread, or UML's block driver helper.
+    /// Disk I/O: a QEMU iothread, or UML's block driver helper.
     Iothread,
-    /// Anything else: worker pool, RCU, signal helper.
+    /// Any other thread: worker pool, RCU, signal helper.
     Helper,
-    /// Of another process that carries a device of the VM (see [`crate::Inventory::set_backends`]).
+    /// A thread of another process that serves a device of the VM ([`crate::Inventory::set_backends`]).
     Backend,
 }
 
@@ -119,25 +115,25 @@ pub struct ServiceThread {
 /// A disk of the VM that is a file or device of the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Disk {
-    /// The image, as the hypervisor names it (relative names are completed with its working directory).
+    /// The image as the hypervisor names it; relative names are completed with its working directory.
     pub path: PathBuf,
     /// UML: the guest's name (`ubda`). QEMU: device or node name.
     pub device: String,
-    /// Whether the guest may only read it.
+    /// Whether the guest has it read-only.
     pub read_only: bool,
-    /// Image format as the hypervisor was told or reports it (`raw`, `qcow2`, `cow`); never probed.
+    /// Image format that the hypervisor was given or reports (`raw`, `qcow2`, `cow`); viola never probes it.
     pub format: Option<String>,
 }
 
-/// How a NIC is attached to the host; tells in which direction the host's counters count.
+/// How a NIC is attached to the host; decides the direction of the host's counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NicKind {
-    /// Tap device: what the host receives from it, the guest has sent.
+    /// Tap device: the guest sends what the host receives on it.
     Tap,
     /// Macvtap: what the host receives on it goes to the guest.
     Macvtap,
-    /// Packet socket on an interface of the host: what arrives there goes to the guest.
+    /// Packet socket on a host interface: what the host receives there goes to the guest.
     Raw,
 }
 
@@ -148,12 +144,12 @@ pub struct Nic {
     pub tap: String,
     /// How it is attached.
     pub kind: NicKind,
-    /// The guest's MAC address, when the hypervisor was told one.
+    /// The guest's MAC address, when the hypervisor was given one.
     pub mac: Option<String>,
     /// Inode number of the network namespace that the VM's process is in (`/proc/PID/ns/net`).
     pub netns: u64,
-    /// Number of the host's interface in that namespace; `None` when the interface is not there (yet)
-    /// or the namespace may not be entered.
+    /// Number of the host's interface in that namespace; `None` while the interface does not exist or this program may not enter
+    /// the namespace.
     pub ifindex: Option<u32>,
 }
 
@@ -162,18 +158,18 @@ pub struct Nic {
 pub struct Vm {
     /// Stable name for the operator and for tables.
     pub id: VmId,
-    /// Name that the hypervisor was given; `pid-N` when none. Control characters are replaced.
+    /// Name that the hypervisor was given, else `pid-N`. Control characters are replaced.
     pub name: String,
-    /// The program that runs it.
+    /// The program that runs the VM.
     pub hypervisor: Hypervisor,
-    /// Its main process.
+    /// Main process.
     pub pid: Tid,
-    /// Start time of `pid` in clock ticks after boot, so that a reused number is noticed.
+    /// Start time of `pid` in clock ticks after boot; identifies the VM when the number is reused.
     pub start_time: u64,
-    /// Virtual CPUs, by index. Empty when QEMU's vCPU threads cannot be told from its others; a
-    /// warning of the inventory then says what to do.
+    /// Virtual CPUs, by index. Empty when QEMU's vCPU threads cannot be identified; a warning of the inventory then gives the
+    /// remedy.
     pub vcpus: Vec<Vcpu>,
-    /// Threads that work for the VM beside its vCPUs.
+    /// Service threads: those that work for the VM besides its vCPUs.
     pub service: Vec<ServiceThread>,
     /// Disks with a file of the host behind them.
     pub disks: Vec<Disk>,
@@ -183,12 +179,12 @@ pub struct Vm {
     pub cgroup: Option<Cgroup>,
     /// CPUs that any of its vCPUs may run on.
     pub cores: CpuSet,
-    /// QEMU's run state as QMP names it (`running`, `paused`...), or libvirt's; `None` when neither was asked.
+    /// Run state from QMP (`running`, `paused`...) or libvirt; `None` when neither was queried.
     pub status: Option<String>,
-    /// What QEMU was told by `-uuid`.
+    /// QEMU's `-uuid`.
     #[serde(default)]
     pub uuid: Option<String>,
-    /// Whether libvirt says that it is one of its domains.
+    /// Whether it is a domain of libvirt.
     #[serde(default)]
     pub libvirt: bool,
 }
@@ -207,7 +203,7 @@ impl Vm {
     pub fn processes(&self) -> Vec<Tid> {
         let mut pids = vec![self.pid];
         for thread in self.threads() {
-            // A kernel thread (vhost before Linux 6.4) is a process of its own, with nothing to read.
+            // A kernel thread (vhost before Linux 6.4) is a process of its own.
             if !pids.contains(&thread.pid) {
                 pids.push(thread.pid);
             }
@@ -216,7 +212,7 @@ impl Vm {
     }
 }
 
-/// A name from outside made fit for one line of text: control characters become U+FFFD.
+/// Makes a name from outside fit for one line of text: control characters become U+FFFD.
 pub(crate) fn printable(name: &str) -> String {
     name.chars()
         .map(|c| {

@@ -10,14 +10,14 @@ use std::path::Path;
 
 use common::{Qemu, alone, comm, until, warnings};
 use viola_host::attrs::{self, Outcome, SavedThread, SchedAttr};
-use viola_host::counters::{DiskFiles, disk_counters, nic_counters};
+use viola_host::counters::{IoFiles, nic_counters};
 use viola_host::{Hypervisor, Inventory, ServiceKind, Vm, proc};
 
 /// A QMP client that stays connected.
 struct Client(BufReader<UnixStream>);
 
 impl Client {
-    /// Connects and is greeted, so that QEMU serves nobody else.
+    /// Connects and reads the greeting, so that QEMU serves no other client.
     fn hold(socket: &Path) -> Self {
         let mut client = Self(BufReader::new(UnixStream::connect(socket).unwrap()));
         assert!(client.line().contains("QMP"));
@@ -105,8 +105,7 @@ fn a_vm_is_found_with_its_vcpus_iothread_and_disk() {
     );
     assert_eq!(vm.status.as_deref(), Some("prelaunch"));
     assert_eq!(vm.processes(), [vm.pid]);
-    assert!(disk_counters(vm).unwrap().unwrap().read_chars > 0);
-    let mut files = DiskFiles::default();
+    let mut files = IoFiles::default();
     assert_eq!(files.read(vm), None, "it is not followed");
     files.follow(std::slice::from_ref(vm));
     assert!(files.read(vm).unwrap().read_chars > 0);
@@ -114,7 +113,7 @@ fn a_vm_is_found_with_its_vcpus_iothread_and_disk() {
 }
 
 #[test]
-fn while_another_client_holds_qmp_the_thread_names_tell() {
+fn thread_names_identify_vcpus_while_another_client_holds_qmp() {
     let _alone = alone();
     let image = tempfile::NamedTempFile::new().unwrap();
     let args = format!(
@@ -134,7 +133,7 @@ fn while_another_client_holds_qmp_the_thread_names_tell() {
     assert_eq!(tids, ["CPU 0/TCG", "CPU 1/TCG"]);
     assert_eq!(kinds(&vms[0], ServiceKind::Iothread).len(), 1);
     assert_eq!(vms[0].disks[0].path, image.path());
-    assert_eq!(vms[0].status, None, "nobody was asked");
+    assert_eq!(vms[0].status, None, "no query was possible");
     let said = warnings(&inventory, &qemu.name).join("\n");
     assert!(said.contains(qemu.socket().to_str().unwrap()), "{said}");
     assert!(
@@ -144,7 +143,7 @@ fn while_another_client_holds_qmp_the_thread_names_tell() {
 }
 
 #[test]
-fn without_qmp_and_names_it_says_what_to_do_and_asks_again_later() {
+fn without_qmp_and_names_a_warning_gives_the_remedy_until_qmp_answers() {
     let _alone = alone();
     let qemu = Qemu::start("nameless", "-name guest=%,debug-threads=off -smp 2");
     let client = Client::hold(&qemu.socket());
@@ -161,7 +160,7 @@ fn without_qmp_and_names_it_says_what_to_do_and_asks_again_later() {
 }
 
 #[test]
-fn a_socket_that_speaks_garbage_is_named_and_the_vm_is_still_found() {
+fn a_malformed_qmp_server_is_named_and_the_vm_is_still_found() {
     let _alone = alone();
     let qemu = Qemu::start("garbage", "-name guest=%,debug-threads=on -smp 1");
     std::fs::remove_file(qemu.socket()).unwrap();
@@ -226,7 +225,7 @@ fn a_vm_in_a_pid_namespace_is_known_by_the_hosts_thread_numbers() {
 }
 
 #[test]
-fn two_vms_of_one_name_keep_apart_and_one_that_ends_disappears() {
+fn two_vms_of_one_name_are_listed_until_they_end() {
     let _alone = alone();
     let mut first = Qemu::start("twin", "-name guest=%,debug-threads=on");
     let mut inventory = Inventory::new().unwrap();
@@ -245,7 +244,7 @@ fn two_vms_of_one_name_keep_apart_and_one_that_ends_disappears() {
     assert_eq!(inventory.find(id.as_str()).unwrap().pid, second.pid());
 
     let gone = vms.iter().find(|vm| vm.pid == first.pid()).unwrap().clone();
-    let mut files = DiskFiles::default();
+    let mut files = IoFiles::default();
     files.follow(std::slice::from_ref(&gone));
     first.end();
     let vms = until(&mut inventory, &first.name, |vms, _| vms.len() == 1);
@@ -253,14 +252,13 @@ fn two_vms_of_one_name_keep_apart_and_one_that_ends_disappears() {
     assert_eq!(inventory.find(&first.name).unwrap().id, id);
     assert!(inventory.refresh_vm(&id).is_some());
     assert!(inventory.refresh_vm(&gone.id).is_none());
-    assert_eq!(disk_counters(&gone).unwrap(), None);
     assert_eq!(files.read(&gone), None);
     files.follow(std::slice::from_ref(&gone));
     assert_eq!(files.read(&gone), None);
 }
 
 #[test]
-fn a_vm_in_the_background_is_one_vm() {
+fn a_daemonized_vm_is_one_vm() {
     let _alone = alone();
     let mut qemu = Qemu::start(
         "daemon",
@@ -272,7 +270,7 @@ fn a_vm_in_the_background_is_one_vm() {
     assert_eq!(vms[0].pid, qemu.pid());
 }
 
-/// In a network namespace of its own, so that the machine's network is left alone; needs root.
+/// In a network namespace of its own, so that the host's network does not change; needs root.
 #[test]
 fn a_tap_in_another_network_namespace_is_found_and_counted() {
     let _alone = alone();
@@ -299,7 +297,7 @@ fn a_tap_in_another_network_namespace_is_found_and_counted() {
 }
 
 #[test]
-fn threads_of_a_vm_are_put_back_as_they_were() {
+fn threads_of_a_vm_are_restored() {
     let _alone = alone();
     let qemu = Qemu::start("saved", "-name guest=%,debug-threads=on -smp 2");
     let mut inventory = Inventory::new().unwrap();
@@ -322,7 +320,7 @@ fn threads_of_a_vm_are_put_back_as_they_were() {
 }
 
 #[test]
-fn an_agents_port_is_found_and_events_tell_of_resets_and_of_other_images() {
+fn the_agent_port_is_found_and_events_report_resets_and_snapshots() {
     use viola_host::qemu::disk_watch::DiskWatch;
     use viola_host::{disk_files, sockets, unix_connect};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Wait-time histograms: how long a vCPU waited each time it wanted to run.
+//! Wait-time histograms: how long a vCPU waited for a CPU each time it became runnable.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ impl Default for WaitHist {
 }
 
 impl WaitHist {
-    /// Adds what was counted between two readings of the accounting program (its counters wrap at 2^32).
+    /// Adds the waits between two readings of the accounting program, whose counters wrap at 2^32.
     pub fn add_difference(&mut self, new: &[u32; HIST_BUCKETS], old: &[u32; HIST_BUCKETS]) {
         for ((sum, n), o) in self.0.iter_mut().zip(new).zip(old) {
             *sum += u64::from(n.wrapping_sub(*o));
@@ -41,8 +41,8 @@ impl WaitHist {
         self.0.iter().sum()
     }
 
-    /// The wait (ns) that the fraction `q` (0..=1) of all waits does not exceed, to within a quarter octave
-    /// (upper bound of its bucket); `None` without waits.
+    /// The wait (ns) that the fraction `q` (0..=1) of all waits does not exceed: the upper bound of its bucket, so within a
+    /// quarter octave. `None` without waits.
     pub fn quantile(&self, q: f64) -> Option<u64> {
         let total = self.count();
         if total == 0 {

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! XenMon-like time accounting per VM and vCPU, and the snapshot that policy decides on.
+//! Time accounting per VM and vCPU, after XenMon, and the snapshots that policy decides on.
+//!
+//! [`Meter`] follows the VMs of the inventory. It reads exact times from a BPF program ([`acct`]), or samples schedstat where
+//! BPF is unavailable.
 
 pub mod acct;
 mod hist;

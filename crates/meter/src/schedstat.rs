@@ -1,26 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Accounting without BPF: /proc/PID/task/TID/schedstat (kernel: Documentation/scheduler/sched-stats.rst).
 //!
-//! It gives time on a CPU, time on the run queue and the number of times a thread was put on a CPU, but not the
-//! single waits: the histogram gets the mean wait of each span, so that its upper quantiles are too low. Wake-ups
-//! are not known.
+//! It gives time on a CPU, time on the run queue and context switches of a thread, but not single waits and wake-ups. The
+//! histogram gets the mean wait of each interval, so its upper quantiles are too low.
 
 use std::fs;
 
 use viola_host::Thread;
 
-/// Totals of one thread since it was made.
+/// Totals of one thread since its creation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SchedStat {
     /// On a CPU, ns.
     pub run: u64,
     /// On the run queue, ns.
     pub wait: u64,
-    /// Times put on a CPU.
+    /// Context switches to it.
     pub switches: u64,
 }
 
-/// Reads a thread's totals; `None` when it is gone or the kernel has no CONFIG_SCHED_INFO.
+/// Reads a thread's totals; `None` when it has ended or the kernel lacks CONFIG_SCHED_INFO.
 pub fn read(thread: &Thread) -> Option<SchedStat> {
     parse(
         &fs::read_to_string(format!(
@@ -60,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_burns_time_is_seen_to_run() {
+    fn a_busy_thread_accumulates_run_time() {
         let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
         let thread = Thread {
             pid: me,

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What each VM spent between two readings.
+//! The time and traffic of each VM between two readings.
 
 use serde::{Deserialize, Serialize};
 use viola_host::VmId;
 
-/// Time of one vCPU (or of a VM's service threads) in a span, after XenMon: gotten, waiting, blocked. Their sum
-/// is the span, but for a wait that is still going on: it counts when it ends.
+/// Time of one vCPU (or of a VM's service threads) in an interval, after XenMon: gotten, waiting, blocked. Their sum is the
+/// interval, except that a wait counts when it ends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Times {
     /// On a CPU (gotten), ns.
     pub run: u64,
-    /// Runnable while something else ran (waiting), ns.
+    /// Runnable while another thread ran (waiting), ns.
     pub wait: u64,
     /// Neither (blocked), ns.
     pub blocked: u64,
     /// Wake-ups.
     pub wakes: u64,
-    /// Times it was put on a CPU.
+    /// Context switches to it.
     pub switches: u64,
-    /// Times it lost the CPU while it wanted to go on.
+    /// Times it lost the CPU while runnable.
     pub preempted: u64,
 }
 
 impl Times {
-    /// Field by field; `blocked` of several vCPUs adds up as well.
+    /// Adds field by field; `blocked` adds up over vCPUs too.
     pub fn add(&mut self, other: &Self) {
         self.run += other.run;
         self.wait += other.wait;
@@ -33,7 +33,7 @@ impl Times {
         self.preempted += other.preempted;
     }
 
-    /// Share of the wanted time (run + wait) that was spent waiting, 0..=1.
+    /// Waiting as a share of run + wait, 0..=1.
     pub fn wait_share(&self) -> f64 {
         let wanted = self.run + self.wait;
         if wanted == 0 {
@@ -44,38 +44,38 @@ impl Times {
     }
 }
 
-/// Traffic in a span, from the guest's point of view.
+/// Traffic in an interval, from the guest's point of view.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
-    /// Packets that the guest got.
+    /// Packets that the guest received.
     pub rx_packets: u64,
-    /// Bytes that the guest got.
+    /// Bytes that the guest received.
     pub rx_bytes: u64,
     /// Packets that the guest sent.
     pub tx_packets: u64,
     /// Bytes that the guest sent.
     pub tx_bytes: u64,
-    /// Bytes read by its processes from storage.
+    /// Bytes that its processes read from storage.
     pub disk_read: u64,
-    /// Bytes written by its processes to storage.
+    /// Bytes that its processes wrote to storage.
     pub disk_written: u64,
 }
 
 /// One VM in a [`Snapshot`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VmSample {
-    /// Which VM.
+    /// The VM.
     pub id: VmId,
-    /// Per vCPU, by number.
+    /// One entry per vCPU, by index.
     pub vcpus: Vec<Times>,
-    /// Vhost, I/O and emulator threads together.
+    /// All its service threads together.
     pub service: Times,
     /// Network and disk.
     pub traffic: Traffic,
 }
 
 impl VmSample {
-    /// All vCPUs together.
+    /// The sum over all vCPUs.
     pub fn vcpu_total(&self) -> Times {
         let mut sum = Times::default();
         for v in &self.vcpus {
@@ -85,17 +85,17 @@ impl VmSample {
     }
 }
 
-/// What all VMs spent in a span of time.
+/// The time and traffic of all VMs in an interval.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// CLOCK_MONOTONIC (ns) at its end.
+    /// End of the interval, CLOCK_MONOTONIC, ns.
     pub at: u64,
     /// Length, ns.
     pub span: u64,
-    /// Whether disk counters were read at its end: only then it has bytes of disks, of all the time since the last such one.
+    /// Whether it has disk counters. They are read less often and then cover the time since the last such snapshot.
     #[serde(default)]
     pub with_disks: bool,
-    /// VMs in the order of their names.
+    /// The VMs, sorted by identity.
     pub vms: Vec<VmSample>,
 }
 
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_wait_share_is_of_the_time_a_vcpu_wanted() {
+    fn wait_share_is_waiting_over_run_and_wait() {
         let t = Times {
             run: 30,
             wait: 10,

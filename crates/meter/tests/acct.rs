@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The accounting program on the running kernel. Needs root and a kernel with BTF, like the product.
+//! The accounting program on the running kernel. Needs root and a kernel with BTF.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::os::fd::AsFd;
@@ -43,7 +43,7 @@ fn nap(ms: u64) {
 }
 
 #[test]
-fn two_spinners_on_a_core_run_and_wait_in_turn_as_schedstat_says() {
+fn run_times_of_two_busy_threads_agree_with_schedstat() {
     let mut acct = Acct::load().unwrap();
     let (a, b) = (Process::start(SPIN), Process::start(SPIN));
     nap(50);
@@ -74,7 +74,7 @@ fn two_spinners_on_a_core_run_and_wait_in_turn_as_schedstat_says() {
 }
 
 #[test]
-fn what_a_thread_forks_belongs_to_its_vm_and_the_controller_hears_of_it() {
+fn a_forked_thread_belongs_to_its_vm_and_is_reported() {
     let mut acct = Acct::load().unwrap();
     let fds = acct.prepare_core(1).unwrap();
     let view = CoreView::open(fds.core_vms.as_fd(), fds.core_ctls.as_fd(), 1, acct.cpus()).unwrap();
@@ -99,7 +99,7 @@ fn what_a_thread_forks_belongs_to_its_vm_and_the_controller_hears_of_it() {
 }
 
 #[test]
-fn a_wake_up_is_told_when_it_is_asked_for() {
+fn wake_ups_are_reported_on_request() {
     let mut acct = Acct::load().unwrap();
     let fds = acct.prepare_core(1).unwrap();
     let view = CoreView::open(fds.core_vms.as_fd(), fds.core_ctls.as_fd(), 1, acct.cpus()).unwrap();
@@ -108,7 +108,7 @@ fn a_wake_up_is_told_when_it_is_asked_for() {
     nap(200);
     acct.enrol(sleeper.tid(), 5, 30).unwrap();
     nap(50);
-    assert!(ring.pop().is_none(), "nobody asked");
+    assert!(ring.pop().is_none(), "no event was requested");
     view.notify(true, true);
     // the sleeper may still be starting
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -127,7 +127,7 @@ fn a_wake_up_is_told_when_it_is_asked_for() {
 }
 
 #[test]
-fn a_forgotten_thread_is_not_accounted() {
+fn an_unenrolled_thread_is_not_accounted() {
     let mut acct = Acct::load().unwrap();
     let p = Process::start(SPIN);
     nap(30);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Scheduling attributes of one thread: read, change, and put back.
+//! Scheduling attributes of one thread: reads, sets and restores them.
 //!
-//! A thread that has ended is an ordinary answer here ([`Outcome::Gone`] or `None`), never an error.
+//! A thread that has ended is an ordinary result ([`Outcome::Gone`] or `None`), not an error.
 
 mod saved;
 #[cfg(test)]
@@ -25,9 +25,9 @@ pub use saved::SavedThread;
 pub enum Policy {
     /// `SCHED_OTHER`, the fair class.
     Normal,
-    /// `SCHED_FIFO`: real-time, runs until it blocks or a higher priority comes.
+    /// `SCHED_FIFO`: real-time; runs until it blocks or a thread of higher priority wakes.
     Fifo,
-    /// `SCHED_RR`: as FIFO, with a time slice among equals.
+    /// `SCHED_RR`: as FIFO, with a time slice among threads of equal priority.
     Rr,
     /// `SCHED_BATCH`: fair class without preemption at wake-up.
     Batch,
@@ -35,7 +35,7 @@ pub enum Policy {
     Idle,
     /// `SCHED_DEADLINE`.
     Deadline,
-    /// `SCHED_EXT`: a BPF scheduler, when one is loaded.
+    /// `SCHED_EXT`: scheduled by the loaded BPF scheduler.
     Ext,
 }
 
@@ -76,8 +76,7 @@ impl Policy {
 /// `SCHED_FLAG_RESET_ON_FORK`: children start in the fair class.
 pub const RESET_ON_FORK: u64 = 0x01;
 
-/// What `sched_setattr(2)` sets. Build one with [`SchedAttr::fair`] or [`SchedAttr::fifo`] and change
-/// what is different.
+/// The attributes of sched_setattr(2). Start from [`SchedAttr::fair`] or [`SchedAttr::fifo`] and change fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SchedAttr {
     /// Policy.
@@ -88,8 +87,8 @@ pub struct SchedAttr {
     pub nice: i32,
     /// 1..=99 for FIFO and RR, else 0.
     pub rt_priority: u32,
-    /// Nanoseconds. Deadline: run time per period. Fair class on Linux 6.12 and later: the thread's
-    /// slice, 100,000..=100,000,000; 0 for the kernel's default.
+    /// Nanoseconds. Deadline class: run time per period. Fair class on Linux 6.12 and later: the thread's slice,
+    /// 100,000..=100,000,000; 0 for the kernel's default.
     pub runtime: u64,
     /// Nanoseconds, deadline class only.
     pub deadline: u64,
@@ -123,52 +122,52 @@ impl SchedAttr {
     }
 }
 
-/// Whether the thread was still there.
+/// The result of a change to a thread.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Done.
+    /// The change was made.
     Done,
-    /// The thread has ended (or, for [`SavedThread::restore`], its number belongs to another thread now);
-    /// nothing was changed.
+    /// The thread has ended, or (for [`SavedThread::restore`]) its number now belongs to another thread. Nothing was
+    /// changed.
     Gone,
 }
 
-/// Why the kernel refused.
+/// Why the kernel refused to read or set attributes.
 #[derive(Debug, thiserror::Error)]
 pub enum AttrError {
-    /// `EPERM`, with the reason that was found.
-    #[error("thread {tid} may not be given {what}: {why}")]
+    /// `EPERM`, with the cause and the remedy.
+    #[error("cannot set {what} of thread {tid}: permission denied: {why}")]
     Denied {
         /// The thread.
         tid: Tid,
-        /// What was to be set.
+        /// The attribute.
         what: String,
-        /// What stands against it and what to do.
+        /// The cause and the remedy.
         why: String,
     },
-    /// `EINVAL`: values out of range, CPUs that are not online, or a kernel that does not know them.
-    #[error("thread {tid} cannot be given {what}: the kernel calls it invalid")]
+    /// `EINVAL`: a value out of range, no online CPU, or a kernel without the feature.
+    #[error("cannot set {what} of thread {tid}: invalid argument")]
     Invalid {
         /// The thread.
         tid: Tid,
-        /// What was to be set.
+        /// The attribute.
         what: String,
     },
     /// Any other error, for example `EBUSY` when the deadline class is full.
-    #[error("thread {tid}: cannot handle {what}")]
+    #[error("cannot read or set {what} of thread {tid}")]
     Other {
         /// The thread.
         tid: Tid,
-        /// What was to be set or read.
+        /// The attribute.
         what: String,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
 }
 
-/// `struct sched_attr` of its first published size.
+/// `struct sched_attr` in its first published size (48 bytes).
 #[repr(C)]
 #[derive(Default)]
 struct RawAttr {
@@ -198,7 +197,7 @@ fn checked(result: libc::c_long) -> io::Result<bool> {
     }
 }
 
-fn explained(tid: Tid, what: String, policy: Option<Policy>, source: io::Error) -> AttrError {
+fn attr_error(tid: Tid, what: String, policy: Option<Policy>, source: io::Error) -> AttrError {
     match source.raw_os_error() {
         Some(libc::EPERM) => AttrError::Denied {
             tid,
@@ -212,7 +211,7 @@ fn explained(tid: Tid, what: String, policy: Option<Policy>, source: io::Error) 
 
 fn why_denied(tid: Tid, policy: Option<Policy>) -> String {
     if !Privilege::current().is_ok_and(|p| p.sys_nice) {
-        return "this needs the capability CAP_SYS_NICE".to_owned();
+        return "this needs the capability CAP_SYS_NICE; run as root".to_owned();
     }
     if policy.is_some_and(Policy::is_real_time)
         && let Ok(Some(block)) = Mounts::read().and_then(|m| m.rt_group_blocks(tid))
@@ -222,17 +221,16 @@ fn why_denied(tid: Tid, policy: Option<Policy>) -> String {
     "the kernel or a security module forbids it".to_owned()
 }
 
-/// Attributes of a thread; `None` when it is gone.
+/// The attributes of a thread; `None` when it has ended.
 ///
-/// In the fair class the kernel always reports a slice, be it the default or one that was set. One that
-/// equals the default (that of `kthreadd`) is reported as 0 here, so that giving the answer back to
-/// [`set`] leaves a thread that follows the default following it.
+/// The kernel always reports a slice for the fair class. A slice that equals the default is returned as 0, so that
+/// [`set`] with this result leaves the thread on the default.
 ///
 /// # Errors
-/// [`AttrError::Other`], also for a policy this module does not know.
+/// [`AttrError::Other`], also for a policy that this module does not know.
 pub fn get(tid: Tid) -> Result<Option<SchedAttr>, AttrError> {
-    let what = || "its scheduling attributes".to_owned();
-    let Some(raw) = raw_get(tid).map_err(|e| explained(tid, what(), None, e))? else {
+    let what = || "the scheduling attributes".to_owned();
+    let Some(raw) = raw_get(tid).map_err(|e| attr_error(tid, what(), None, e))? else {
         return Ok(None);
     };
     let policy = Policy::from_number(raw.policy).ok_or_else(|| AttrError::Other {
@@ -263,8 +261,8 @@ fn raw_get(tid: Tid) -> io::Result<Option<RawAttr>> {
     Ok(checked(result)?.then_some(raw))
 }
 
-/// The slice in nanoseconds that a thread of the fair class gets when nobody asked for another: that of
-/// `kthreadd`. `None` on kernels before 6.12, which report none, and where process 2 is something else.
+/// The default slice of the fair class, ns: the slice of `kthreadd`. `None` on kernels before 6.12, which report
+/// none, and where process 2 is not `kthreadd`.
 #[must_use]
 pub fn default_slice() -> Option<u64> {
     const KTHREADD: Tid = 2;
@@ -278,7 +276,7 @@ pub fn default_slice() -> Option<u64> {
 /// Sets all attributes of a thread.
 ///
 /// # Errors
-/// [`AttrError`], with the reason when it was `EPERM`.
+/// [`AttrError`]; for `EPERM` with the cause.
 pub fn set(tid: Tid, attr: &SchedAttr) -> Result<Outcome, AttrError> {
     let raw = RawAttr {
         size: RAW_SIZE,
@@ -317,24 +315,24 @@ fn outcome(
         Ok(false) => Ok(Outcome::Gone),
         Err(e) => {
             let (tid, what, policy) = context();
-            Err(explained(tid, what, policy, e))
+            Err(attr_error(tid, what, policy, e))
         }
     }
 }
 
-/// CPUs a thread may run on; `None` when it is gone.
+/// The CPUs that a thread may run on; `None` when it has ended.
 ///
 /// # Errors
 /// [`AttrError::Other`].
 pub fn affinity(tid: Tid) -> Result<Option<CpuSet>, AttrError> {
-    CpuSet::of_thread(tid).map_err(|e| explained(tid, "its CPU affinity".to_owned(), None, e))
+    CpuSet::of_thread(tid).map_err(|e| attr_error(tid, "the CPU affinity".to_owned(), None, e))
 }
 
-/// Sets the CPUs a thread may run on. CPUs that are offline or outside its cpuset are left out by the
-/// kernel as long as one remains.
+/// Sets the CPUs that a thread may run on. The kernel ignores CPUs that are offline or outside the thread's cpuset
+/// while one CPU remains.
 ///
 /// # Errors
-/// [`AttrError::Invalid`] when no CPU remains, [`AttrError::Denied`] without the right to do it.
+/// [`AttrError::Invalid`] when no CPU remains, [`AttrError::Denied`] without the right to set it.
 pub fn set_affinity(tid: Tid, cpus: &CpuSet) -> Result<Outcome, AttrError> {
     let mask = cpus.to_mask();
     // SAFETY: `mask` is readable and its size in bytes is passed along.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How a thread was scheduled before viola changed it, and the way back.
+//! The scheduling of a thread before viola changed it.
 
 use std::io;
 
@@ -10,21 +10,21 @@ use crate::cpuset::CpuSet;
 use crate::proc;
 use crate::thread::{Thread, Tid};
 
-/// How a thread was scheduled before viola changed it; what the state file keeps.
+/// The scheduling of a thread before viola changed it, as the state file keeps it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedThread {
     /// Thread number.
     pub tid: Tid,
-    /// Clock ticks after boot, so that no other thread of that number is ever touched.
+    /// Start time in clock ticks after boot; identifies the thread when its number is reused.
     pub start_time: u64,
     /// Scheduling attributes.
     pub attr: SchedAttr,
-    /// CPUs it could run on.
+    /// CPUs that it could run on.
     pub affinity: CpuSet,
 }
 
 impl SavedThread {
-    /// Notes how a thread is scheduled now; `None` when it is gone.
+    /// Reads the present scheduling of a thread; `None` when it has ended.
     ///
     /// # Errors
     /// As [`get`].
@@ -35,7 +35,7 @@ impl SavedThread {
         let (Some(attr), Some(affinity)) = (get(tid)?, affinity(tid)?) else {
             return Ok(None);
         };
-        // Asked last: the answers above are those of this thread only if it is still the same now.
+        // Checked last: the values above belong to this thread only if it still has the number.
         Ok(is_same(tid, start_time)?.then_some(Self {
             tid,
             start_time,
@@ -44,17 +44,16 @@ impl SavedThread {
         }))
     }
 
-    /// Puts the thread back. A thread of the same number but another start time is left alone. Between
-    /// that look and the change lie microseconds in which the kernel would have to use up all its
-    /// thread numbers to give this one out again.
+    /// Restores the thread. Leaves a thread of the same number but another start time alone. (Between the check and the
+    /// change lie microseconds; the number could be reused only if the kernel wrapped around all thread numbers.)
     ///
     /// # Errors
-    /// The first [`AttrError`]; affinity is put back even when the attributes cannot be.
+    /// The first [`AttrError`]; the affinity is restored even when the attributes are not.
     pub fn restore(&self) -> Result<Outcome, AttrError> {
         if !is_same(self.tid, self.start_time)? {
             return Ok(Outcome::Gone);
         }
-        // The class first: a real-time thread must not be let loose on the host's other cores.
+        // The class first: a real-time thread must not reach the host's other cores.
         let attr = set(self.tid, &self.attr);
         let affinity = set_affinity(self.tid, &self.affinity);
         match (attr?, affinity?) {

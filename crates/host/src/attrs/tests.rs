@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use super::*;
 use crate::thread::Thread;
 
-/// A process to try things on; killed at the end.
+/// A sleeping process; killed at the end.
 struct Sleeper(Child);
 
 impl Sleeper {
@@ -37,7 +37,7 @@ impl Drop for Sleeper {
     }
 }
 
-/// Neither a machine number nor a made-up one: the process was there a moment ago.
+/// A thread that has just ended.
 fn ended() -> Thread {
     let mut sleeper = Sleeper::new();
     let thread = sleeper.thread();
@@ -59,7 +59,7 @@ fn a_nice_value_and_a_policy_are_set_and_read_back() {
 }
 
 #[test]
-fn a_thread_is_put_back_as_it_was_and_follows_the_default_slice_again() {
+fn restore_brings_attributes_affinity_and_the_default_slice_back() {
     let sleeper = Sleeper::new();
     let thread = sleeper.thread();
     let saved = SavedThread::capture(&thread).unwrap().unwrap();
@@ -90,7 +90,7 @@ fn a_thread_is_put_back_as_it_was_and_follows_the_default_slice_again() {
 }
 
 #[test]
-fn a_thread_that_has_ended_is_an_answer_and_no_error() {
+fn an_ended_thread_is_no_error() {
     let thread = ended();
     let tid = thread.tid;
     assert_eq!(get(tid).unwrap(), None);
@@ -104,7 +104,7 @@ fn a_thread_that_has_ended_is_an_answer_and_no_error() {
 }
 
 #[test]
-fn another_thread_of_the_same_number_is_never_touched() {
+fn restore_ignores_another_thread_of_the_same_number() {
     let sleeper = Sleeper::new();
     let thread = sleeper.thread();
     let mut saved = SavedThread::capture(&thread).unwrap().unwrap();
@@ -121,7 +121,7 @@ fn another_thread_of_the_same_number_is_never_touched() {
 }
 
 #[test]
-fn what_the_kernel_calls_invalid_is_named() {
+fn an_invalid_argument_is_named_in_the_error() {
     let sleeper = Sleeper::new();
     let tid = sleeper.thread().tid;
     let error = set(tid, &SchedAttr::fifo(200)).unwrap_err();
@@ -133,7 +133,7 @@ fn what_the_kernel_calls_invalid_is_named() {
 
 /// Needs a version 1 cpu hierarchy with real-time groups, root, and throttling that is on.
 #[test]
-fn a_group_without_real_time_run_time_is_named_when_the_kernel_refuses() {
+fn a_refusal_for_lack_of_real_time_runtime_names_the_group() {
     let group = format!("viola-test-{}", std::process::id());
     let folder = std::path::Path::new("/sys/fs/cgroup/cpu").join(&group);
     let mounts = Mounts::read().unwrap();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! CPU control groups: what weight and quota a VM's group gives it, in version 1 and 2.
+//! The weight and quota of a VM's CPU control group, in cgroup versions 1 and 2.
 //!
-//! Real-time classes ignore both, so whoever makes a VM's threads real-time has to keep to them itself.
+//! Real-time classes ignore both; a scheduler that gives VMs real-time priorities must enforce them itself.
 
 mod mounts;
 mod place;
@@ -26,21 +26,20 @@ pub use version::Version;
 pub struct Cgroup {
     /// Version of its hierarchy.
     pub version: Version,
-    /// The VM's group as `/proc/PID/cgroup` writes it, without the subgroups libvirt makes for
-    /// emulator, vCPUs and iothreads. `/` when the VM has no group of its own.
+    /// The VM's group as in `/proc/PID/cgroup`, without the subgroups that libvirt makes for emulator, vCPUs and
+    /// iothreads. `/` when the VM has no group of its own.
     pub path: String,
-    /// Weight against the groups beside it, 256 being the default: `cpu.shares`·256/1024 or
-    /// `cpu.weight`·256/100, at least 1. `None` in the root group and where the controller is off: the
-    /// VM's threads then compete one by one.
+    /// Weight against sibling groups, 256 by default: `cpu.shares`·256/1024 or `cpu.weight`·256/100, at least 1. `None`
+    /// in the root group and without the controller: the VM's threads then compete one by one.
     pub weight: Option<u32>,
-    /// CPU time all its threads together may use, in thousandths of one core: the lowest quota among the
-    /// group and its ancestors. `None` without any. 1500 is one core and a half.
+    /// CPU time that all its threads together may use, in thousandths of one core (1500 is 1.5 cores): the lowest quota
+    /// of the group and its ancestors. `None` without a quota.
     pub quota_permille_of_one_core: Option<u32>,
-    /// The same for a single vCPU, from the subgroups that libvirt makes (`vcpu_quota`); the lowest one.
+    /// The same for a single vCPU, from libvirt's subgroups (`vcpu_quota`): the lowest one.
     pub vcpu_quota_permille: Option<u32>,
 }
 
-/// Takes away the subgroups that libvirt makes inside of a VM's group.
+/// Strips the subgroups that libvirt makes inside a VM's group.
 fn vm_group(group: &str) -> &str {
     let mut group = group;
     while let Some((above, last)) = group.rsplit_once('/') {
@@ -60,11 +59,11 @@ fn vm_group(group: &str) -> &str {
 }
 
 impl Mounts {
-    /// The CPU group of the VM whose main thread is `pid` and whose vCPUs are `vcpus`; `None` when it is
-    /// gone or the host has no such groups.
+    /// The CPU group of the VM whose main process is `pid` and whose vCPU threads are `vcpus`; `None` when the VM has
+    /// ended or the host has no such groups.
     ///
     /// # Errors
-    /// [`HostError::Read`] with the file.
+    /// [`HostError::Read`].
     pub fn of_vm(&self, pid: Tid, vcpus: &[Tid]) -> Result<Option<Cgroup>, HostError> {
         let Some(place) = self.place(pid)? else {
             return Ok(None);
@@ -75,7 +74,7 @@ impl Mounts {
             let Some(own) = self.place(vcpu)? else {
                 continue;
             };
-            // A vCPU that somebody moved elsewhere does not tell about this VM's group.
+            // A vCPU that an operator moved elsewhere says nothing about this VM's group.
             if own.group != group && Path::new(&own.group).starts_with(group) {
                 vcpu_quota = min_of(vcpu_quota, own.lowest_quota(&own.group, Some(group))?);
             }

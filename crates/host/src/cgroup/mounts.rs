@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where the hierarchies are mounted, and a thread's place in them.
+//! The mount points of the cgroup hierarchies.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ pub struct Mounts {
 }
 
 impl Mounts {
-    /// Which version's hierarchy has the `cpu` controller for this program; `None` without any.
+    /// The version of the hierarchy with the `cpu` controller; `None` without one.
     ///
     /// # Errors
     /// [`HostError::Read`] for `/proc/self/cgroup`.
@@ -30,7 +30,7 @@ impl Mounts {
         Ok(text.and_then(|t| self.place_in(&t)))
     }
 
-    /// Looks where the hierarchies are mounted.
+    /// Reads the mount points of this process.
     ///
     /// # Errors
     /// [`HostError::Read`] for `/proc/self/mountinfo`.
@@ -39,8 +39,8 @@ impl Mounts {
         Ok(Self::parse(&text))
     }
 
-    /// Reads the text of `/proc/PID/mountinfo`, proc_pid_mountinfo(5). Of several mounts of the same
-    /// hierarchy the one that shows most of it is taken.
+    /// Parses `/proc/PID/mountinfo`, proc_pid_mountinfo(5). Of several mounts of one hierarchy it keeps the one that
+    /// shows most of it.
     #[must_use]
     pub fn parse(mountinfo: &str) -> Self {
         let mut mounts = Self::default();
@@ -78,8 +78,8 @@ impl Mounts {
         mounts
     }
 
-    /// Folder of the version 2 group that a thread is in, whatever controllers that has; `None` without one, and when it lies
-    /// outside of what is mounted.
+    /// The folder of the version 2 group that a thread is in, whatever its controllers; `None` without one, or when the
+    /// folder is outside the mount.
     ///
     /// # Errors
     /// [`HostError::Read`] for `/proc/TID/cgroup`.
@@ -89,8 +89,7 @@ impl Mounts {
         Ok(group.and_then(|group| self.v2.as_ref()?.folder(group)))
     }
 
-    /// Reads `/proc/PID/cgroup`: a version 1 hierarchy that has the controller wins, since then the
-    /// version 2 hierarchy cannot have it.
+    /// Parses `/proc/PID/cgroup`. A version 1 hierarchy with the controller wins: version 2 cannot have it then.
     pub(super) fn place_in(&self, text: &str) -> Option<Place<'_>> {
         let lines = || {
             text.lines().filter_map(|line| {
@@ -115,7 +114,7 @@ impl Mounts {
     }
 }
 
-/// Undoes the octal escapes of mountinfo (`\040` for a blank).
+/// Decodes the octal escapes of mountinfo (`\040` for a space).
 fn unescape(field: &str) -> String {
     let mut out = Vec::with_capacity(field.len());
     let bytes = field.as_bytes();
@@ -181,7 +180,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_the_parsers_panic(text in "(?s).{0,200}") {
+        fn any_text_parses_without_a_panic(text in "(?s).{0,200}") {
             let mounts = Mounts::parse(&text);
             let _ = mounts.place_in(&text);
             let _ = unescape(&text);

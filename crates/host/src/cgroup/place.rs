@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One group's weight and quota, from its files.
+//! A group's weight and quota, from its files.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -7,23 +7,23 @@ use super::version::Version;
 use crate::error::HostError;
 use crate::proc;
 
-/// Weight of a group that nobody changed, in the scale of this crate (that of Xen's credit scheduler).
+/// Default weight of a group in the scale of this crate (that of Xen's credit scheduler).
 const DEFAULT_WEIGHT: u32 = 256;
 
-/// Where a hierarchy can be seen.
+/// One mounted hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mount {
-    /// Group that is at the mount point, `/` on an ordinary host.
+    /// The group at the mount point, `/` on an ordinary host.
     pub(super) root: PathBuf,
     /// The mount point.
     pub(super) point: PathBuf,
 }
 
 impl Mount {
-    /// Folder of a group, `None` when the group lies outside what is mounted.
+    /// The folder of a group; `None` when the group is outside the mount.
     pub(super) fn folder(&self, group: &str) -> Option<PathBuf> {
         let inside = Path::new(group).strip_prefix(&self.root).ok()?;
-        // A group outside of a cgroup namespace is written with "..".
+        // The kernel writes a group outside of the cgroup namespace with "..".
         let plain = inside
             .components()
             .all(|c| matches!(c, Component::Normal(_)));
@@ -31,7 +31,7 @@ impl Mount {
     }
 }
 
-/// A thread's group in the hierarchy that has the `cpu` controller.
+/// A thread's group in the hierarchy with the `cpu` controller.
 pub(super) struct Place<'m> {
     pub(super) version: Version,
     pub(super) group: String,
@@ -39,7 +39,7 @@ pub(super) struct Place<'m> {
 }
 
 impl Place<'_> {
-    /// A small file of the group `group`, `None` when there is none.
+    /// The text of a file of the group; `None` without the file.
     pub(super) fn file(&self, group: &str, name: &str) -> Result<Option<String>, HostError> {
         match self.mount.folder(group) {
             Some(folder) => proc::read_text(folder.join(name)),
@@ -75,8 +75,8 @@ impl Place<'_> {
         })
     }
 
-    /// Version 2: whether the thread is in a group of the `cpu` controller other than the root's. Below the
-    /// last group that has the controller, threads belong to that one.
+    /// Version 2: whether the thread is in a group of the `cpu` controller other than the root. Threads below the last
+    /// group with the controller belong to that group.
     pub(super) fn has_cpu_group(&self) -> Result<bool, HostError> {
         let mut at = Some(self.group.as_str());
         while let Some(group) = at.filter(|g| *g != "/") {
@@ -108,7 +108,7 @@ pub(super) fn min_of(a: Option<u32>, b: Option<u32>) -> Option<u32> {
     a.into_iter().chain(b).min()
 }
 
-/// The group above, `None` for the root.
+/// The parent group; `None` for the root.
 fn parent(group: &str) -> Option<&str> {
     match group.rsplit_once('/')? {
         ("", "") => None,
@@ -123,7 +123,7 @@ fn scaled_weight(text: &str, default: u64) -> Option<u32> {
     u32::try_from(((scaled + default / 2) / default).max(1)).ok()
 }
 
-/// Quota and period in microseconds to thousandths of a core; `None` for `max` and -1.
+/// Converts quota and period (us) to thousandths of a core; `None` for `max` and -1.
 fn permille(quota: &str, period: &str) -> Option<u32> {
     let quota: u64 = quota.parse().ok()?;
     let period: u64 = period.parse().ok().filter(|&p| p > 0)?;
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_outside_of_the_mount_is_not_looked_for() {
+    fn a_group_outside_of_the_mount_has_no_folder() {
         let mount = Mount {
             root: "/docker/x".into(),
             point: "/mnt".into(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Real-time group scheduling.
+//! Real-time group scheduling (`CONFIG_RT_GROUP_SCHED`): whether a group lets its threads become real-time.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,14 +13,14 @@ use crate::error::HostError;
 use crate::proc;
 use crate::thread::Tid;
 
-/// A control group whose threads may not become real-time.
+/// A control group whose threads cannot become real-time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RtBlock {
     /// Version of its hierarchy.
     pub version: Version,
-    /// The group as `/proc/PID/cgroup` writes it.
+    /// The group as in `/proc/PID/cgroup`.
     pub group: String,
-    /// Its folder.
+    /// Its folder in the file system.
     pub folder: PathBuf,
 }
 
@@ -28,7 +28,7 @@ impl fmt::Display for RtBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "its control group {} has no real-time run time; ",
+            "its control group {} has no real-time runtime; ",
             self.group
         )?;
         match self.version {
@@ -45,15 +45,14 @@ impl fmt::Display for RtBlock {
 }
 
 impl Mounts {
-    /// Whether the thread's control group forbids it to become real-time, and which group that is.
+    /// The control group that keeps a thread from becoming real-time, if there is one.
     ///
-    /// In a kernel with `CONFIG_RT_GROUP_SCHED` a `cpu` group other than the root starts without real-time
-    /// run time (version 1: `cpu.rt_runtime_us` 0; version 2 has no file to change it), and `SCHED_FIFO` is
-    /// refused to its threads with `EPERM`, unless the system's real-time throttling is off as a whole
-    /// (`sched_rt_runtime_us` -1). In version 2 the kernel's configuration has to be readable to tell.
+    /// With `CONFIG_RT_GROUP_SCHED` a new `cpu` group has no real-time runtime (version 1: `cpu.rt_runtime_us` is 0;
+    /// version 2 has no file for it). The kernel then refuses `SCHED_FIFO` with `EPERM`, unless real-time throttling is off
+    /// for the whole system (`sched_rt_runtime_us` -1). In version 2 the answer needs a readable kernel configuration.
     ///
     /// # Errors
-    /// [`HostError::Read`] with the file.
+    /// [`HostError::Read`].
     pub fn rt_group_blocks(&self, tid: Tid) -> Result<Option<RtBlock>, HostError> {
         let throttling = proc::read_text("/proc/sys/kernel/sched_rt_runtime_us")?;
         if throttling.is_some_and(|t| t.trim() == "-1") {
@@ -80,8 +79,7 @@ impl Mounts {
         }))
     }
 
-    /// Whether a version 1 hierarchy shows that real-time group scheduling is built in; `None` when no
-    /// such hierarchy is there to tell.
+    /// Whether the kernel has real-time group scheduling, by the files of a version 1 hierarchy; `None` without one.
     #[must_use]
     pub fn has_rt_groups(&self) -> Option<bool> {
         let mount = self.cpu_v1.as_ref()?;
@@ -89,7 +87,8 @@ impl Mounts {
     }
 }
 
-/// From a version 1 hierarchy, else from the kernel's configuration and command line.
+/// Whether the kernel has real-time group scheduling, by a version 1 hierarchy or the kernel's configuration and
+/// command line; `None` when neither can be read.
 pub(crate) fn rt_group_sched(mounts: &Mounts) -> Option<bool> {
     if let Some(answer) = mounts.has_rt_groups() {
         return Some(answer);
@@ -112,7 +111,7 @@ pub(crate) fn rt_group_sched(mounts: &Mounts) -> Option<bool> {
     Some(rt_groups_of(&config, &command_line))
 }
 
-/// Built in, and not switched off at start (Linux 6.15 and later can).
+/// Whether it is built in and not switched off at boot (Linux 6.15 and later have `rt_group_sched=`).
 fn rt_groups_of(config: &str, command_line: &str) -> bool {
     let has = |option: &str| config.lines().any(|line| line == option);
     let asked = command_line

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The two versions of the hierarchy.
+//! The two cgroup versions.
 
 use serde::{Deserialize, Serialize};
 

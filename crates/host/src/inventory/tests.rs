@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How often processes that are no VM are looked at.
+//! How often the inventory reads processes that are no VM.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use super::*;
 
-/// A shell that becomes a program of QEMU's name when it is told to.
+/// A shell that executes a program of QEMU's name on request.
 struct Shell(Child);
 
 impl Shell {
@@ -28,7 +29,7 @@ impl Shell {
         shell
     }
 
-    fn becomes(&mut self, program: &Path) {
+    fn exec(&mut self, program: &Path) {
         self.0.stdin.take().unwrap().write_all(b"go\n").unwrap();
         let begin = Instant::now();
         while proc::exe(self.0.id()).unwrap().as_deref() != Some(program) {
@@ -46,33 +47,32 @@ impl Drop for Shell {
 }
 
 #[test]
-fn a_process_that_becomes_a_vm_is_found_at_the_next_look_while_it_is_young_and_within_ten_seconds_later()
- {
+fn a_process_that_becomes_a_vm_is_found_at_once_while_young_else_within_ten_seconds() {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().canonicalize().unwrap().join("qemu-system-x");
     let (mut young, mut old) = (Shell::start(&program), Shell::start(&program));
     let start = Instant::now();
     let mut inventory = Inventory::new().unwrap();
-    let mut look = |seconds: u64| -> Vec<Tid> {
+    let mut refresh = |seconds: u64| -> Vec<Tid> {
         let at = start + Duration::from_secs(seconds);
         let vms = inventory.refresh_at(at).unwrap();
         vms.iter().map(|vm| vm.pid).collect()
     };
     let (a, b) = (young.0.id(), old.0.id());
-    assert!(!look(0).contains(&a));
-    young.becomes(&program);
-    assert!(look(3).contains(&a));
-    assert!(!look(9).contains(&b));
-    old.becomes(&program);
-    assert!(!look(12).contains(&b), "it was no VM for ten seconds");
-    let found = look(20);
+    assert!(!refresh(0).contains(&a));
+    young.exec(&program);
+    assert!(refresh(3).contains(&a));
+    assert!(!refresh(9).contains(&b));
+    old.exec(&program);
+    assert!(!refresh(12).contains(&b), "it was no VM for ten seconds");
+    let found = refresh(20);
     assert!(found.contains(&a) && found.contains(&b), "{found:?}");
     drop((young, old));
-    assert!(!look(21).iter().any(|pid| [a, b].contains(pid)));
+    assert!(!refresh(21).iter().any(|pid| [a, b].contains(pid)));
 }
 
 #[test]
-fn what_has_ended_is_forgotten_though_it_was_settled() {
+fn an_ended_process_is_forgotten_at_once() {
     let mut child = Command::new("sleep").arg("600").spawn().unwrap();
     let start = Instant::now();
     let mut inventory = Inventory::new().unwrap();
@@ -82,7 +82,7 @@ fn what_has_ended_is_forgotten_though_it_was_settled() {
             .unwrap();
     }
     let pid = child.id();
-    let read = |i: &Inventory| i.others.get(&pid).map(|o| o.read - start);
+    let read = |i: &Inventory| i.non_vms.get(&pid).map(|o| o.read - start);
     assert_eq!(read(&inventory), Some(Duration::from_secs(9)));
     child.kill().unwrap();
     child.wait().unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The few functions of libvirt's C library that are called, found at run time. Its ABI has been stable since 2005.
+//! The functions of libvirt's C library, loaded at run time. Its ABI has been stable since 2005.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -8,15 +8,15 @@ use libloading::Library;
 
 use super::{Domain, DomainState};
 
-/// Its file on all Linux distributions.
+/// The library's file name on all Linux distributions.
 const FILE: &str = "libvirt.so.0";
 
 /// An opaque object of the library.
 pub(super) type Handle = *mut c_void;
 
-/// What is called at an event of the life of a domain.
+/// Callback for lifecycle events of a domain.
 pub(super) type OnLife = unsafe extern "C" fn(Handle, Handle, c_int, c_int, *mut c_void) -> c_int;
-/// What is called when the connection has ended.
+/// Callback for the end of the connection.
 pub(super) type OnClose = unsafe extern "C" fn(Handle, c_int, *mut c_void);
 type OnError = unsafe extern "C" fn(*mut c_void, *mut c_void);
 
@@ -25,12 +25,12 @@ macro_rules! functions {
         /// The loaded library.
         pub(super) struct Libvirt {
             $($field: unsafe extern "C" fn($($arg),*) -> $out,)*
-            /// Never unloaded before the functions are gone.
+            /// Keeps the library loaded as long as its functions.
             _library: Library,
         }
 
         impl Libvirt {
-            /// Loads it.
+            /// Loads the library.
             pub(super) fn load() -> Result<Self, libloading::Error> {
                 // SAFETY: the initialisers of libvirt and of the libraries that it needs have no conditions.
                 let library = unsafe { Library::new(FILE)? };
@@ -63,13 +63,13 @@ functions! {
 /// `VIR_CONNECT_LIST_DOMAINS_ACTIVE`
 const ACTIVE: c_uint = 1;
 /// `VIR_UUID_STRING_BUFLEN`
-const UUID: usize = 37;
+const UUID_BYTES: usize = 37;
 
-unsafe extern "C" fn say_nothing(_: *mut c_void, _: *mut c_void) {}
+unsafe extern "C" fn ignore_error(_: *mut c_void, _: *mut c_void) {}
 
 impl Libvirt {
-    /// What the library says went wrong last in this thread.
-    fn why(&self) -> String {
+    /// The library's last error in this thread.
+    fn last_error_text(&self) -> String {
         // SAFETY: it answers a static or thread-owned string.
         let text = unsafe { (self.last_error)() };
         text_of(text).unwrap_or_else(|| "libvirt gives no reason".into())
@@ -78,37 +78,37 @@ impl Libvirt {
     fn done(&self, result: c_int) -> Result<(), String> {
         match result {
             0.. => Ok(()),
-            _ => Err(self.why()),
+            _ => Err(self.last_error_text()),
         }
     }
 
-    /// Makes the library's own loop ready, and keeps it from printing.
-    pub(super) fn begin(&self) -> Result<(), String> {
+    /// Registers the library's event loop and stops it from printing errors.
+    pub(super) fn start_event_loop(&self) -> Result<(), String> {
         // SAFETY: called once, before any connection.
-        unsafe { (self.set_error_func)(null_mut(), say_nothing) };
+        unsafe { (self.set_error_func)(null_mut(), ignore_error) };
         // SAFETY: as above.
         let registered = unsafe { (self.register_loop)() };
         self.done(registered)
     }
 
-    /// One turn of the loop; it waits for something to happen, and calls back.
-    pub(super) fn turn(&self) -> Result<(), String> {
+    /// One iteration of the event loop: waits for an event and runs its callback.
+    pub(super) fn run_once(&self) -> Result<(), String> {
         // SAFETY: after `begin`, in one thread.
         let turned = unsafe { (self.run_loop)() };
         self.done(turned)
     }
 
-    /// Connects, to look only.
+    /// Connects read-only.
     pub(super) fn connect(&self, uri: &CStr) -> Result<Handle, String> {
         // SAFETY: the string outlives the call.
         let connection = unsafe { (self.open)(uri.as_ptr()) };
         if connection.is_null() {
-            return Err(self.why());
+            return Err(self.last_error_text());
         }
         Ok(connection)
     }
 
-    /// The connection ends when libvirt's daemon has not answered `count` times in a row, each `seconds`.
+    /// Ends the connection when libvirt's daemon has not answered `count` probes in a row, one every `seconds`.
     pub(super) fn keep_alive(
         &self,
         connection: Handle,
@@ -120,7 +120,7 @@ impl Libvirt {
         self.done(done)
     }
 
-    /// Calls back at the connection's end. `opaque` has to outlive the connection.
+    /// Registers the callback for the end of the connection. `opaque` must outlive the connection.
     pub(super) fn on_close(
         &self,
         connection: Handle,
@@ -132,7 +132,7 @@ impl Libvirt {
         self.done(done)
     }
 
-    /// Calls back when a domain's life changes (`VIR_DOMAIN_EVENT_ID_LIFECYCLE`). `opaque` has to outlive the connection.
+    /// Registers the callback for lifecycle events (`VIR_DOMAIN_EVENT_ID_LIFECYCLE`). `opaque` must outlive the connection.
     pub(super) fn on_life(
         &self,
         connection: Handle,
@@ -153,7 +153,7 @@ impl Libvirt {
         self.done(done)
     }
 
-    /// The same for another event, by its number, with a function of that event's own kind.
+    /// Registers a callback of the right type for another event, by its number. `opaque` must outlive the connection.
     pub(super) fn on_event(
         &self,
         connection: Handle,
@@ -167,7 +167,7 @@ impl Libvirt {
         self.done(done)
     }
 
-    /// Domains that run.
+    /// The running domains.
     pub(super) fn domains(&self, connection: Handle) -> Result<Vec<Domain>, String> {
         let mut all: *mut Handle = null_mut();
         // SAFETY: a connection that stands; the list is ours afterwards.
@@ -186,11 +186,11 @@ impl Libvirt {
         Ok(found)
     }
 
-    /// How a domain is now; `None` when it is gone.
+    /// The present state of a domain; `None` when it is gone.
     pub(super) fn domain(&self, domain: Handle) -> Option<Domain> {
         // SAFETY: a domain that libvirt has given us; the string is its own.
         let name = text_of(unsafe { (self.name)(domain) })?;
-        let mut uuid = [0 as c_char; UUID];
+        let mut uuid = [0 as c_char; UUID_BYTES];
         // SAFETY: the buffer is as long as documented.
         if unsafe { (self.uuid)(domain, uuid.as_mut_ptr()) } < 0 {
             return None;
@@ -206,7 +206,7 @@ impl Libvirt {
     }
 }
 
-/// A string of the library's, copied.
+/// Copies a string of the library.
 fn text_of(text: *const c_char) -> Option<String> {
     if text.is_null() {
         return None;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! libvirt: which VMs are its domains, and what happens to them, told as it happens.
+//! libvirt: the host's domains and their events, as they happen.
 //!
-//! Its library is loaded at run time, in a small process of its own ([`tell`]) that writes a line for each event; a host
-//! without libvirt needs no library, and nothing that the library does (memory, threads, waiting for a daemon
-//! that hangs) happens in viola's daemon. Whoever reads the lines needs [`Message`] only.
+//! A small process of its own ([`stream_events`]) loads libvirt's library at run time and writes one line for each event. So
+//! a host without libvirt needs no library, and the library's memory, threads and waits stay out of the daemon. The daemon
+//! reads the lines as [`Message`]s.
 
 mod library;
 mod stream;
@@ -12,29 +12,29 @@ use serde::{Deserialize, Serialize};
 
 pub use stream::{StreamEnd, stream_events};
 
-/// Which libvirt is asked: the one that runs the host's QEMU guests, with one daemon or several.
+/// The libvirt connection for the host's QEMU VMs, with one libvirt daemon or several.
 pub const URI: &str = "qemu:///system";
 
-/// What libvirt says of a domain's state.
+/// The state of a domain (`virDomainState`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DomainState {
-    /// It runs, or waits for something that it asked for.
+    /// It runs, or waits for I/O.
     Running,
-    /// An operator or libvirt has stopped it; its process is there.
+    /// An operator or libvirt has paused it; its process exists.
     Paused,
-    /// It is on its way down.
+    /// It is shutting down.
     Shutdown,
-    /// Its guest has crashed and is kept.
+    /// Its guest has crashed; libvirt keeps the process.
     Crashed,
-    /// Its guest has gone to sleep.
+    /// Its guest is suspended.
     Suspended,
     /// It does not run.
     Off,
 }
 
 impl DomainState {
-    /// Of libvirt's number (`virDomainState`).
+    /// Converts libvirt's number. Numbers of later versions count as running.
     fn of(number: i32) -> Self {
         match number {
             3 => Self::Paused,
@@ -46,7 +46,7 @@ impl DomainState {
         }
     }
 
-    /// In QMP's words, as far as it has some.
+    /// The state in QMP's terms, where QMP has one.
     #[must_use]
     pub fn text(self) -> &'static str {
         match self {
@@ -60,22 +60,22 @@ impl DomainState {
     }
 }
 
-/// A VM as libvirt calls it.
+/// A VM as libvirt describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Domain {
-    /// Its name; it may change while the VM does not run.
+    /// Name; it may change while the VM does not run.
     pub name: String,
-    /// Its UUID in 36 characters, which QEMU is told by `-uuid`.
+    /// UUID in 36 characters, the same as QEMU's `-uuid`.
     pub uuid: String,
-    /// What it is doing.
+    /// Present state.
     pub state: DomainState,
 }
 
-/// One line of [`tell`], as JSON.
+/// One line of [`stream_events`], as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "word", rename_all = "lowercase")]
 pub enum Message {
-    /// The connection stands, and these domains run; what changes from now on is told.
+    /// The connection is established; from now on libvirt reports every change.
     #[serde(rename = "here")]
     Connected {
         /// Domains that run.
@@ -83,17 +83,17 @@ pub enum Message {
     },
     /// Something happened to a domain.
     Event {
-        /// How it is now.
+        /// The domain after the event.
         domain: Domain,
-        /// In one word: `started`, `tunable`...
+        /// The event: `started`, `tunable`...
         what: String,
     },
-    /// The connection does not stand (any more); it is the last line.
+    /// The connection could not be made, or has ended. The last line.
     #[serde(rename = "gone")]
     Disconnected {
-        /// Why, in one sentence.
+        /// The cause, in one sentence.
         why: String,
-        /// Whether there is no library on this host.
+        /// Whether this host has no libvirt library.
         no_library: bool,
     },
 }
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_read_as_it_was_written() {
+    fn a_message_survives_json_in_one_line() {
         let domain = Domain {
             name: "a b\n".into(),
             uuid: "6b5a8a52-0a5b-4b52-9d5c-111111111111".into(),

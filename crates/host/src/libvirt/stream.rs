@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The process that talks to libvirt: connects, says what is there and what happens, and ends with the connection.
+//! The process that talks to libvirt: it connects, reports domains and events, and ends with the connection.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::io::{self, Write};
@@ -7,21 +7,21 @@ use std::io::{self, Write};
 use super::library::{Handle, Libvirt};
 use super::{DomainState, Message};
 
-/// A daemon of libvirt's that has not answered for this time, in seconds, three times in a row is taken for gone.
+/// Interval (s) and number of unanswered keep-alive probes after which libvirt's daemon counts as gone.
 const KEEP_ALIVE: (i32, u32) = (5, 3);
 
-/// Why [`tell`] has ended.
+/// Why [`stream_events`] has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamEnd {
-    /// There is no library.
+    /// This host has no libvirt library.
     NoLibrary,
-    /// No connection, or not any more.
+    /// No connection, or it has ended.
     Disconnected,
-    /// Nobody reads any more.
+    /// The reader has closed its end.
     ReaderGone,
 }
 
-/// Where the lines go, and what happened on the way.
+/// Writes the messages; the callbacks share it.
 struct EventWriter<'a> {
     libvirt: &'a Libvirt,
     out: &'a mut dyn Write,
@@ -30,8 +30,8 @@ struct EventWriter<'a> {
 }
 
 impl EventWriter<'_> {
-    fn say(&mut self, word: &Message) {
-        self.reader_gone |= say(self.out, word).is_err();
+    fn write(&mut self, message: &Message) {
+        self.reader_gone |= write_line(self.out, message).is_err();
     }
 
     fn event(&mut self, domain: Handle, what: &str, state: Option<DomainState>) {
@@ -39,26 +39,26 @@ impl EventWriter<'_> {
             return;
         };
         domain.state = state.unwrap_or(domain.state);
-        self.say(&Message::Event {
+        self.write(&Message::Event {
             domain,
             what: what.to_owned(),
         });
     }
 }
 
-fn say(out: &mut dyn Write, word: &Message) -> io::Result<()> {
-    let mut line = serde_json::to_string(word)?;
+fn write_line(out: &mut dyn Write, message: &Message) -> io::Result<()> {
+    let mut line = serde_json::to_string(message)?;
     line.push('\n');
     out.write_all(line.as_bytes())?;
     out.flush()
 }
 
-/// Connects to `uri` and writes a [`Message`] a line, until the connection ends or nobody reads. The calling thread is the
-/// only one that does; it is called once in a process.
+/// Connects to `uri` and writes one [`Message`] a line, until the connection ends or the reader is gone. Call it once in a
+/// process; the calling thread does all the work.
 pub fn stream_events(uri: &str, out: &mut dyn Write) -> StreamEnd {
     let gone = |out: &mut dyn Write, why: String, no_library: bool| {
-        let told = say(out, &Message::Disconnected { why, no_library });
-        match (told, no_library) {
+        let written = write_line(out, &Message::Disconnected { why, no_library });
+        match (written, no_library) {
             (Err(_), _) => StreamEnd::ReaderGone,
             (_, true) => StreamEnd::NoLibrary,
             (_, false) => StreamEnd::Disconnected,
@@ -66,7 +66,7 @@ pub fn stream_events(uri: &str, out: &mut dyn Write) -> StreamEnd {
     };
     let libvirt = match Libvirt::load() {
         Ok(libvirt) => libvirt,
-        Err(e) => return gone(out, format!("libvirt's library is not here: {e}"), true),
+        Err(e) => return gone(out, format!("cannot load libvirt's library: {e}"), true),
     };
     match run(&libvirt, uri, out) {
         Ok(()) => StreamEnd::ReaderGone,
@@ -74,10 +74,10 @@ pub fn stream_events(uri: &str, out: &mut dyn Write) -> StreamEnd {
     }
 }
 
-/// Ends well only when nobody reads.
+/// Returns `Ok` only when the reader is gone.
 fn run(libvirt: &Libvirt, uri: &str, out: &mut dyn Write) -> Result<(), String> {
-    let address = CString::new(uri).map_err(|_| format!("{uri}: no address of libvirt"))?;
-    libvirt.begin()?;
+    let address = CString::new(uri).map_err(|_| format!("{uri}: not a libvirt URI"))?;
+    libvirt.start_event_loop()?;
     let connection = libvirt.connect(&address)?;
     let mut writer = EventWriter {
         libvirt,
@@ -85,12 +85,12 @@ fn run(libvirt: &Libvirt, uri: &str, out: &mut dyn Write) -> Result<(), String> 
         reader_gone: false,
         closed: None,
     };
-    // Used by the callbacks below and between the loop's turns, which call them, never at once.
+    // The callbacks below and the loop use it in turn, never at once.
     let opaque: *mut c_void = (&raw mut writer).cast();
     libvirt.on_close(connection, closed, opaque)?;
     libvirt.keep_alive(connection, KEEP_ALIVE.0, KEEP_ALIVE.1)?;
-    libvirt.on_life(connection, lived, opaque)?;
-    // What may change a VM that runs, by libvirt's number. A driver or an old library may not know one of them.
+    libvirt.on_life(connection, lifecycle, opaque)?;
+    // Events that may change a running VM, by libvirt's number. An old library or driver may not know one of them.
     let others: [(i32, *mut c_void); 4] = [
         (1, rebooted as *mut c_void),
         (15, device_removed as *mut c_void),
@@ -100,9 +100,9 @@ fn run(libvirt: &Libvirt, uri: &str, out: &mut dyn Write) -> Result<(), String> 
     for (number, call) in others {
         let _ = libvirt.on_event(connection, number, call, opaque);
     }
-    // After the events were asked for, so that none is lost between.
+    // After the callbacks are registered, so that no event is lost.
     let domains = libvirt.domains(connection)?;
-    writer_of(opaque).say(&Message::Connected { domains });
+    writer_of(opaque).write(&Message::Connected { domains });
     loop {
         let writer = writer_of(opaque);
         if writer.reader_gone {
@@ -117,7 +117,7 @@ fn run(libvirt: &Libvirt, uri: &str, out: &mut dyn Write) -> Result<(), String> 
             }
             .to_owned());
         }
-        libvirt.turn()?;
+        libvirt.run_once()?;
     }
 }
 
@@ -130,7 +130,7 @@ unsafe extern "C" fn closed(_: Handle, reason: c_int, opaque: *mut c_void) {
     writer_of(opaque).closed = Some(reason);
 }
 
-unsafe extern "C" fn lived(
+unsafe extern "C" fn lifecycle(
     _: Handle,
     domain: Handle,
     event: c_int,
@@ -174,7 +174,7 @@ unsafe extern "C" fn device_added(
     writer_of(opaque).event(domain, "device added", None);
 }
 
-/// What its cores may give it: shares, quotas, pinning.
+/// CPU shares, quotas or pinning have changed.
 unsafe extern "C" fn tunable(
     _: Handle,
     domain: Handle,

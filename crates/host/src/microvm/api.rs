@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A question to the HTTP interface of a VM: bounded in time and in bytes, since whoever sits behind the socket may be
-//! a VM that has taken its hypervisor over.
+//! Queries a VM's HTTP interface, with bounds on time and size: a VM may have taken over its hypervisor.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -12,14 +11,14 @@ use serde_json::Value;
 
 use crate::vm::{Disk, Hypervisor, printable};
 
-/// How long all questions to one VM may take together.
-const LIMIT: Duration = Duration::from_millis(500);
-/// Longest answer, bytes.
-const LONGEST: usize = 1 << 20;
-/// More disks or NICs than this no VM has.
-const MOST: usize = 256;
+/// Time for all requests to one VM together.
+const REQUEST_TIMEOUT: Duration = Duration::from_millis(500);
+/// Most bytes of one answer.
+const MAX_ANSWER_BYTES: usize = 1 << 20;
+/// Most disks or NICs that are read of one VM.
+const MAX_DEVICES: usize = 256;
 
-/// What a VM told.
+/// What a VM reports of itself.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
     /// `running`, `paused`..., in small letters.
@@ -29,41 +28,41 @@ pub(super) struct Answer {
     pub(super) macs: BTreeMap<String, String>,
 }
 
-/// Asks a VM for its state and what it is made of.
+/// Queries a VM for its state and devices.
 ///
 /// # Errors
-/// What the kernel says; [`io::ErrorKind::InvalidData`] for what is no answer.
-pub(super) fn ask(hypervisor: Hypervisor, socket: &Path) -> io::Result<Answer> {
-    let end = Instant::now() + LIMIT;
+/// The kernel's error; [`io::ErrorKind::InvalidData`] for a malformed answer.
+pub(super) fn query(hypervisor: Hypervisor, socket: &Path) -> io::Result<Answer> {
+    let deadline = Instant::now() + REQUEST_TIMEOUT;
     if hypervisor == Hypervisor::Firecracker {
-        let about = get(socket, "/", end)?;
-        let config = get(socket, "/vm/config", end)?;
+        let about = get(socket, "/", deadline)?;
+        let config = get(socket, "/vm/config", deadline)?;
         return Ok(firecracker(&about, &config));
     }
-    let info = get(socket, "/api/v1/vm.info", end)?;
+    let info = get(socket, "/api/v1/vm.info", deadline)?;
     Ok(cloud_hypervisor(&info))
 }
 
-fn get(socket: &Path, path: &str, end: Instant) -> io::Result<Value> {
+fn get(socket: &Path, path: &str, deadline: Instant) -> io::Result<Value> {
     let mut stream = crate::unix_connect::connect(socket)?;
     let request =
         format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n\r\n");
-    stream.set_write_timeout(Some(left(end)?))?;
+    stream.set_write_timeout(Some(time_left(deadline)?))?;
     stream.write_all(request.as_bytes())?;
-    let body = read(&mut stream, end)?;
+    let body = read(&mut stream, deadline)?;
     serde_json::from_slice(&body).map_err(io::Error::other)
 }
 
-fn left(end: Instant) -> io::Result<Duration> {
-    let left = end.saturating_duration_since(Instant::now());
+fn time_left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
     match left.is_zero() {
         true => Err(io::ErrorKind::TimedOut.into()),
         false => Ok(left),
     }
 }
 
-/// The body of an answer; the connection stays open after it.
-fn read(stream: &mut UnixStream, end: Instant) -> io::Result<Vec<u8>> {
+/// Reads the body of an answer; the connection stays open.
+fn read(stream: &mut UnixStream, deadline: Instant) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut more = [0; 4096];
     loop {
@@ -72,12 +71,12 @@ fn read(stream: &mut UnixStream, end: Instant) -> io::Result<Vec<u8>> {
         {
             return Ok(bytes[head..head + length].to_vec());
         }
-        stream.set_read_timeout(Some(left(end)?))?;
+        stream.set_read_timeout(Some(time_left(deadline)?))?;
         match stream.read(&mut more)? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             n => bytes.extend_from_slice(&more[..n]),
         }
-        if bytes.len() > LONGEST {
+        if bytes.len() > MAX_ANSWER_BYTES {
             return Err(invalid());
         }
     }
@@ -87,7 +86,7 @@ fn invalid() -> io::Error {
     io::ErrorKind::InvalidData.into()
 }
 
-/// Length of the head and of the body, once the head is there; only for an answer of status 200.
+/// Lengths of the head and the body, once the head is complete. Accepts only status 200.
 fn head(bytes: &[u8]) -> io::Result<Option<(usize, usize)>> {
     let Some(end) = bytes.windows(4).position(|w| w == b"\r\n\r\n") else {
         return Ok(None);
@@ -103,7 +102,9 @@ fn head(bytes: &[u8]) -> io::Result<Option<(usize, usize)>> {
         let is_it = name.eq_ignore_ascii_case("content-length");
         is_it.then(|| value.trim().parse::<usize>().ok())?
     });
-    let length = length.filter(|n| *n <= LONGEST).ok_or_else(invalid)?;
+    let length = length
+        .filter(|n| *n <= MAX_ANSWER_BYTES)
+        .ok_or_else(invalid)?;
     Ok(Some((end + 4, length)))
 }
 
@@ -113,7 +114,7 @@ fn text(value: &Value, key: &str) -> Option<String> {
 
 fn list<'a>(value: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
     let list = value.get(key).and_then(Value::as_array);
-    list.into_iter().flatten().take(MOST)
+    list.into_iter().flatten().take(MAX_DEVICES)
 }
 
 fn firecracker(about: &Value, config: &Value) -> Answer {
@@ -136,7 +137,7 @@ fn firecracker(about: &Value, config: &Value) -> Answer {
 fn cloud_hypervisor(info: &Value) -> Answer {
     let none = Value::Null;
     let config = info.get("config").unwrap_or(&none);
-    // It looks into the image for its format, which is not for viola to do.
+    // Cloud Hypervisor detects the format from the image; viola never probes images.
     let disk = |disk: &Value| {
         Some(Disk {
             path: PathBuf::from(text(disk, "path")?),

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! VMs of Firecracker and Cloud Hypervisor: vCPUs by the names of their threads, state and disks by the socket of
-//! their HTTP interface (Firecracker: `docs/api_requests`; Cloud Hypervisor: `docs/api.md`).
+//! VMs of Firecracker and Cloud Hypervisor.
+//!
+//! Thread names identify the vCPUs; the HTTP interface gives state and disks (Firecracker: `docs/api_requests`; Cloud
+//! Hypervisor: `docs/api.md`).
 
 mod api;
 
@@ -14,13 +16,15 @@ use crate::proc::{self, Stat, TapFd};
 use crate::thread::{Thread, Tid};
 use crate::thread_cache::ThreadCache;
 use crate::vm::{Disk, Hypervisor, NicKind, ServiceKind, ServiceThread, Vcpu, printable};
+use crate::vm_threads::VmThreads;
 use api::Answer;
 
-/// After an answer it is asked again after this time, or sooner after none.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
-const SHORTEST_WAIT: Duration = Duration::from_secs(2);
+/// Interval between queries after an answer; also the longest one without.
+const MAX_QUERY_INTERVAL: Duration = Duration::from_secs(60);
+/// First interval after a query without answer; it doubles each time.
+const MIN_QUERY_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Which of the two a process is, if it is one of them: by the name of the program that it runs.
+/// Which of the two a process runs, if any, by its program's name.
 pub(crate) fn hypervisor(stat: &Stat, args: &[String]) -> Result<Option<Hypervisor>, HostError> {
     let Some(called) = args.first() else {
         return Ok(None);
@@ -37,7 +41,7 @@ pub(crate) fn hypervisor(stat: &Stat, args: &[String]) -> Result<Option<Hypervis
     Ok(of_program(&program))
 }
 
-/// Releases are called by their version, as `firecracker-v1.12.0-x86_64`.
+/// Releases have their version in the name: `firecracker-v1.12.0-x86_64`.
 fn of_program(program: &Path) -> Option<Hypervisor> {
     let name = program.file_name()?.to_string_lossy();
     let name = name.strip_suffix(" (deleted)").unwrap_or(&name);
@@ -54,27 +58,19 @@ fn of_program(program: &Path) -> Option<Hypervisor> {
     }
 }
 
-/// What is remembered of a VM between two looks.
+/// What the inventory remembers of a VM between two refreshes.
 pub(crate) struct MicroVm {
     hypervisor: Hypervisor,
     name: Option<String>,
     socket: Option<String>,
-    tasks: ThreadCache,
+    threads: ThreadCache,
     answer: Option<Answer>,
-    asked: Option<Instant>,
+    queried_at: Option<Instant>,
     wait: Duration,
 }
 
-/// What may change while it runs.
-pub(crate) struct Look {
-    pub(crate) vcpus: Vec<Vcpu>,
-    pub(crate) service: Vec<ServiceThread>,
-    /// Whether its interface was asked.
-    pub(crate) asked: bool,
-}
-
 impl MicroVm {
-    /// By its arguments, without the program's name.
+    /// From its arguments, without the program's name.
     pub(crate) fn new(hypervisor: Hypervisor, args: &[String]) -> Self {
         let (name, socket) = match hypervisor {
             Hypervisor::Firecracker => (value(args, "--id"), value(args, "--api-sock")),
@@ -88,10 +84,10 @@ impl MicroVm {
             hypervisor,
             name: name.filter(|name| !name.is_empty()),
             socket,
-            tasks: ThreadCache::default(),
+            threads: ThreadCache::default(),
             answer: None,
-            asked: None,
-            wait: SHORTEST_WAIT,
+            queried_at: None,
+            wait: MIN_QUERY_INTERVAL,
         }
     }
 
@@ -99,7 +95,7 @@ impl MicroVm {
         self.hypervisor
     }
 
-    /// Firecracker: its `--id`. Cloud Hypervisor knows no names: what its socket is called by, as libvirt calls it.
+    /// Firecracker: `--id`. Cloud Hypervisor has no names: the name of its socket, as libvirt chooses it.
     pub(crate) fn name(&self, pid: Tid) -> String {
         let name = self.name.clone();
         printable(&name.unwrap_or_else(|| format!("pid-{pid}")))
@@ -117,7 +113,7 @@ impl MicroVm {
         disks
     }
 
-    /// Taps that its process has open; their MAC addresses are in its answer.
+    /// The taps that its process has open; the MAC addresses come from its interface.
     pub(crate) fn nics(&self, pid: Tid) -> Result<Vec<ConfiguredNic>, HostError> {
         let mut found: Vec<ConfiguredNic> = Vec::new();
         for tap in proc::taps(pid)? {
@@ -131,7 +127,7 @@ impl MicroVm {
                     (Interface::Index(ifindex), NicKind::Macvtap, None)
                 }
             };
-            // A tap with several queues has as many descriptors.
+            // A tap with several queues has one descriptor for each.
             if !found.iter().any(|n| n.interface == interface) {
                 found.push(ConfiguredNic {
                     interface,
@@ -143,14 +139,14 @@ impl MicroVm {
         Ok(found)
     }
 
-    /// Looks at the threads of the VM, and asks its interface when there is reason to.
-    pub(crate) fn look(&mut self, pid: Tid) -> Result<Look, HostError> {
+    /// Reads the threads of the VM, and queries its interface when that is due.
+    pub(crate) fn update(&mut self, pid: Tid) -> Result<VmThreads, HostError> {
         let now = Instant::now();
-        let tasks = self.tasks.look(pid, now)?.to_vec();
+        let tasks = self.threads.refresh(pid, now)?.to_vec();
         let due = |at: Instant| now.saturating_duration_since(at) >= self.wait;
-        let asked = self.socket.is_some() && self.asked.is_none_or(due);
-        if asked {
-            self.ask(pid, now);
+        let queried = self.socket.is_some() && self.queried_at.is_none_or(due);
+        if queried {
+            self.query(pid, now);
         }
         let mut vcpus = Vec::new();
         let mut service = Vec::new();
@@ -170,28 +166,29 @@ impl MicroVm {
         }
         vcpus.sort_by_key(|vcpu| vcpu.index);
         vcpus.dedup_by_key(|vcpu| vcpu.index);
-        Ok(Look {
+        Ok(VmThreads {
             vcpus,
             service,
-            asked,
+            warning: None,
+            queried,
         })
     }
 
-    fn ask(&mut self, pid: Tid, now: Instant) {
-        self.asked = Some(now);
+    fn query(&mut self, pid: Tid, now: Instant) {
+        self.queried_at = Some(now);
         let socket = self.socket.as_deref().map(|s| through_root(pid, s));
-        match socket.and_then(|socket| api::ask(self.hypervisor, &socket).ok()) {
+        match socket.and_then(|socket| api::query(self.hypervisor, &socket).ok()) {
             Some(answer) => {
                 self.answer = Some(answer);
-                self.wait = LONGEST_WAIT;
+                self.wait = MAX_QUERY_INTERVAL;
             }
-            // Its threads are told apart by name in any case.
-            None => self.wait = (self.wait * 2).min(LONGEST_WAIT),
+            // Thread names identify the vCPUs in any case.
+            None => self.wait = (self.wait * 2).min(MAX_QUERY_INTERVAL),
         }
     }
 }
 
-/// Value of `--key VALUE` or `--key=VALUE`.
+/// The value of `--key VALUE` or `--key=VALUE`.
 fn value(args: &[String], key: &str) -> Option<String> {
     let mut args = args.iter();
     while let Some(arg) = args.next() {
@@ -205,7 +202,7 @@ fn value(args: &[String], key: &str) -> Option<String> {
     None
 }
 
-/// `PATH` or `path=PATH`; none for a descriptor.
+/// The path of `PATH` or `path=PATH`; none for a descriptor.
 fn path_of(text: &str) -> Option<String> {
     let first = text.split(',').next()?;
     match first.split_once('=') {
@@ -215,7 +212,7 @@ fn path_of(text: &str) -> Option<String> {
     }
 }
 
-/// libvirt calls the socket of a domain `NAME-socket`.
+/// libvirt names the socket of a domain `NAME-socket`.
 fn name_of_socket(socket: &str) -> Option<String> {
     let name = Path::new(socket).file_name()?.to_string_lossy();
     let ends = ["-socket", ".socket", ".sock"];
@@ -231,7 +228,7 @@ fn vcpu_of_name(hypervisor: Hypervisor, name: &str) -> Option<u32> {
     number.parse().ok()
 }
 
-/// Cloud Hypervisor calls the threads of its devices `_disk0_q0`, `_net1_qp0`; Firecracker has one for all devices.
+/// Cloud Hypervisor names its device threads `_disk0_q0`, `_net1_qp0`; Firecracker has one thread for all devices.
 fn kind_of(pid: Tid, thread: &Thread, name: &str) -> ServiceKind {
     let is_device = ["_disk", "_net", "_fs", "_pmem"]
         .iter()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! By threads with the names that both programs give theirs, and by interfaces that answer as theirs do.
+//! With threads named as both programs name theirs, and with interfaces that answer as theirs do.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -16,7 +16,7 @@ fn args(line: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_name_of_the_program_decides() {
+fn the_program_name_identifies_the_hypervisor() {
     let of = |path: &str| of_program(Path::new(path));
     for yes in [
         "/usr/bin/firecracker",
@@ -58,7 +58,7 @@ fn names_and_sockets_come_from_the_arguments() {
 }
 
 #[test]
-fn thread_names_tell_vcpus() {
+fn thread_names_identify_vcpus() {
     let fc = |name| vcpu_of_name(Hypervisor::Firecracker, name);
     let ch = |name| vcpu_of_name(Hypervisor::CloudHypervisor, name);
     assert_eq!(
@@ -79,17 +79,17 @@ fn thread_names_tell_vcpus() {
     assert_eq!(kind_of(2, &thread, "firecracker"), ServiceKind::Emulator);
 }
 
-/// Not a test: what runs when this program is started by Firecracker's name, see below.
+/// Not a test: the body of the process that the next test starts under Firecracker's name.
 #[test]
 #[ignore = "it never ends"]
-fn a_stand_in() {
+fn fake_firecracker() {
     for name in ["fc_api", "fc_vcpu 0", "fc_vcpu 1"] {
-        let park = || loop {
+        let wait = || loop {
             std::thread::park()
         };
         std::thread::Builder::new()
             .name(name.into())
-            .spawn(park)
+            .spawn(wait)
             .unwrap();
     }
     println!("\nhere");
@@ -108,7 +108,7 @@ impl Drop for Process {
 }
 
 #[test]
-fn a_vm_is_found_with_its_vcpus_and_goes() {
+fn a_vm_is_found_with_its_vcpus_until_it_ends() {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("firecracker");
     let me = std::env::current_exe().unwrap();
@@ -117,7 +117,7 @@ fn a_vm_is_found_with_its_vcpus_and_goes() {
         .unwrap();
     let mut command = Command::new(&program);
     command.arg0("firecracker").args([
-        "microvm::tests::a_stand_in",
+        "microvm::tests::fake_firecracker",
         "--exact",
         "--ignored",
         "--nocapture",
@@ -146,7 +146,7 @@ fn a_vm_is_found_with_its_vcpus_and_goes() {
     assert_eq!(mine(&inventory), None);
 }
 
-/// Answers each connection with the next of these, whatever is asked.
+/// Answers each connection with the next of `answers`, whatever the request.
 fn serve(answers: Vec<Vec<u8>>) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("api");
@@ -173,13 +173,13 @@ fn http(body: &str) -> Vec<u8> {
 }
 
 #[test]
-fn firecracker_tells_state_drives_and_addresses() {
+fn firecracker_reports_state_drives_and_addresses() {
     let about = r#"{"id":"web","state":"Running","vmm_version":"1.12.0","app_name":"Firecracker"}"#;
     let config = r#"{"drives":[{"drive_id":"rootfs","path_on_host":"/srv/web.ext4","is_read_only":false,"is_root_device":true},
         {"drive_id":"ro","path_on_host":"base.img","is_read_only":true}],
         "network-interfaces":[{"iface_id":"eth0","guest_mac":"06:00:ac:10:00:02","host_dev_name":"tap0"}]}"#;
     let (_dir, socket) = serve(vec![http(about), http(config)]);
-    let answer = api::ask(Hypervisor::Firecracker, &socket).unwrap();
+    let answer = api::query(Hypervisor::Firecracker, &socket).unwrap();
     assert_eq!(answer.state, "running");
     let disks: Vec<_> = answer
         .disks
@@ -191,18 +191,18 @@ fn firecracker_tells_state_drives_and_addresses() {
 }
 
 #[test]
-fn cloud_hypervisor_tells_the_same() {
+fn cloud_hypervisor_reports_state_disks_and_addresses() {
     let info = r#"{"config":{"disks":[{"path":"/srv/db.raw","readonly":false,"id":"_disk0"}],
         "net":[{"tap":"vmtap0","mac":"12:34:56:78:90:ab","id":"_net1"}]},"state":"Paused","memory_actual_size":1}"#;
     let (_dir, socket) = serve(vec![http(info)]);
-    let answer = api::ask(Hypervisor::CloudHypervisor, &socket).unwrap();
+    let answer = api::query(Hypervisor::CloudHypervisor, &socket).unwrap();
     assert_eq!((answer.state.as_str(), answer.disks.len()), ("paused", 1));
     assert_eq!(answer.disks[0].format, None, "images are not looked into");
     assert_eq!(answer.macs["vmtap0"], "12:34:56:78:90:ab");
 }
 
 #[test]
-fn silence_refusals_and_nonsense_are_no_answers_and_take_no_longer_than_promised() {
+fn silence_refusals_and_malformed_answers_are_errors_within_the_timeout() {
     for answer in [
         &b""[..],
         b"HTTP/1.1 400 Bad\r\nContent-Length: 2\r\n\r\n{}",
@@ -213,15 +213,15 @@ fn silence_refusals_and_nonsense_are_no_answers_and_take_no_longer_than_promised
     ] {
         let (_dir, socket) = serve(vec![answer.to_vec()]);
         let begun = Instant::now();
-        assert!(api::ask(Hypervisor::CloudHypervisor, &socket).is_err());
+        assert!(api::query(Hypervisor::CloudHypervisor, &socket).is_err());
         assert!(begun.elapsed() < Duration::from_secs(3));
     }
-    assert!(api::ask(Hypervisor::Firecracker, Path::new("/nonexistent/socket")).is_err());
+    assert!(api::query(Hypervisor::Firecracker, Path::new("/nonexistent/socket")).is_err());
 }
 
 proptest! {
     #[test]
-    fn no_arguments_make_the_parser_panic(words in proptest::collection::vec("(--id|--api-sock(et)?)?[=,/a-z]{0,9}", 0..6)) {
+    fn any_arguments_parse_without_a_panic(words in proptest::collection::vec("(--id|--api-sock(et)?)?[=,/a-z]{0,9}", 0..6)) {
         for hypervisor in [Hypervisor::Firecracker, Hypervisor::CloudHypervisor] {
             let vm = MicroVm::new(hypervisor, &words);
             prop_assert!(!vm.name(1).is_empty());

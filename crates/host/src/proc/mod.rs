@@ -1,8 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The few files of procfs that the inventory needs, read without surprises.
+//! The files of procfs that the inventory needs.
 //!
-//! Every function answers `None` (or an empty list) for a process that is gone, an error only for a file
-//! that is there and cannot be read. Text is taken as UTF-8; other bytes become U+FFFD.
+//! | file | what it reads |
+//! |---|---|
+//! | `mod.rs` | threads, children, command lines, namespaces |
+//! | `read.rs` | any file, with a bound on its size |
+//! | `stat.rs` | `/proc/TID/stat` |
+//! | `taps.rs` | the tap devices that a process has open |
+//! | `unix_sockets.rs` | `/proc/PID/net/unix` |
+//!
+//! Every function returns `None` (or an empty list) for a process that has ended, and an error only for a file that exists and
+//! cannot be read. Text is taken as UTF-8; other bytes become U+FFFD.
 
 mod read;
 mod stat;
@@ -29,7 +37,7 @@ pub fn processes() -> Result<Vec<Tid>, HostError> {
     numbers(Path::new("/proc"))
 }
 
-/// Thread numbers of a process, the main thread first; empty when it is gone.
+/// Thread numbers of a process, the main thread first; empty when it has ended.
 ///
 /// # Errors
 /// As [`read`].
@@ -37,7 +45,7 @@ pub fn thread_ids(pid: Tid) -> Result<Vec<Tid>, HostError> {
     numbers(Path::new(&format!("/proc/{pid}/task")))
 }
 
-/// Threads of a process with their names; those that end meanwhile are left out.
+/// Threads of a process with their names, without those that end meanwhile.
 ///
 /// # Errors
 /// As [`stat`].
@@ -61,8 +69,7 @@ pub fn threads(pid: Tid) -> Result<Vec<(Thread, String)>, HostError> {
     Ok(tasks)
 }
 
-/// Child processes of all threads of a process. On a kernel without `CONFIG_PROC_CHILDREN` all
-/// processes are looked through.
+/// Child processes of all threads of a process. Without `CONFIG_PROC_CHILDREN` it reads all processes.
 ///
 /// # Errors
 /// As [`stat`].
@@ -70,7 +77,7 @@ pub fn children(pid: Tid) -> Result<Vec<Tid>, HostError> {
     Ok(children_by_thread(pid)?.into_iter().map(|c| c.1).collect())
 }
 
-/// As [`children`], each behind the thread that made it; that is the main thread where the kernel does not tell.
+/// As [`children`], each after the thread that created it; the main thread where the kernel does not show that.
 ///
 /// # Errors
 /// As [`stat`].
@@ -94,8 +101,8 @@ pub fn children_by_thread(pid: Tid) -> Result<Vec<(Tid, Tid)>, HostError> {
     Ok(found)
 }
 
-/// Threads that the POSIX timers of a process signal, in the order in which the timers were made; a thread with
-/// several is there once. Empty where the kernel does not tell (`CONFIG_CHECKPOINT_RESTORE`).
+/// Threads that the POSIX timers of a process signal, each once, in the order in which the timers were created. Empty
+/// without `CONFIG_CHECKPOINT_RESTORE`.
 ///
 /// # Errors
 /// As [`read`].
@@ -137,7 +144,7 @@ pub fn split_cmdline(bytes: &[u8]) -> Vec<String> {
         .collect()
 }
 
-/// Arguments of a process, its program's name first; empty for a process without any.
+/// Arguments of a process, starting with the program's name; empty for a process without any.
 ///
 /// # Errors
 /// As [`read`].
@@ -145,7 +152,7 @@ pub fn cmdline(pid: Tid) -> Result<Option<Vec<String>>, HostError> {
     Ok(read(format!("/proc/{pid}/cmdline"))?.map(|b| split_cmdline(&b)))
 }
 
-/// The program a process runs; ` (deleted)` at its end says that the file was replaced.
+/// The program that a process runs; ends in ` (deleted)` when the file was replaced.
 ///
 /// # Errors
 /// As [`read`].
@@ -153,7 +160,7 @@ pub fn exe(pid: Tid) -> Result<Option<PathBuf>, HostError> {
     read_link(format!("/proc/{pid}/exe"))
 }
 
-/// Kernel function that a sleeping thread waits in, `0` when it runs or may not be asked.
+/// The kernel function that a sleeping thread waits in; `0` when it runs or this program may not trace it.
 ///
 /// # Errors
 /// As [`read`].
@@ -161,7 +168,7 @@ pub fn wchan(tid: Tid) -> Result<Option<String>, HostError> {
     read_text(format!("/proc/{tid}/wchan"))
 }
 
-/// One variable of the environment a process was started with.
+/// A variable of the environment that a process was started with.
 ///
 /// # Errors
 /// As [`read`].
@@ -172,7 +179,7 @@ pub fn environment(pid: Tid, name: &str) -> Result<Option<String>, HostError> {
         .find_map(|v| Some(v.strip_prefix(name)?.strip_prefix('=')?.to_owned())))
 }
 
-/// The thread's number in the innermost PID namespace it is in, that is, as it sees itself.
+/// The thread's number in its innermost PID namespace, as the thread itself sees it.
 ///
 /// # Errors
 /// As [`read`].
@@ -195,7 +202,7 @@ pub fn netns(pid: Tid) -> Result<Option<u64>, HostError> {
     }))
 }
 
-/// CPUs a thread may run on; `None` when it is gone.
+/// CPUs that a thread may run on; `None` when it has ended.
 ///
 /// # Errors
 /// [`HostError::Read`] naming the thread's folder in `/proc`.
@@ -209,7 +216,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn timers_name_their_threads_in_the_order_in_which_they_were_made() {
+    fn timer_threads_come_in_the_order_of_their_timers() {
         let text = "ID: 1\nsignal: 14/000000006063b0c8\nnotify: signal/tid.48\nClockID: 1\n\
 ID: 0\nsignal: 14/000000006063b0c0\nnotify: signal/tid.40\nClockID: 1\n\
 ID: 2\nsignal: 0/0000000000000000\nnotify: none/pid.40\nClockID: 1\n\
@@ -220,14 +227,14 @@ ID: 3\nsignal: 14/0\nnotify: signal/tid.40\nClockID: 1\n";
     }
 
     #[test]
-    fn arguments_keep_their_blanks_and_empty_ones() {
+    fn empty_arguments_and_blanks_are_kept() {
         assert_eq!(split_cmdline(b"a\0\0b c\0"), ["a", "", "b c"]);
         assert_eq!(split_cmdline(b""), Vec::<String>::new());
         assert_eq!(split_cmdline(b"\xff\0"), ["\u{fffd}"]);
     }
 
     #[test]
-    fn finds_a_living_child_and_forgets_a_dead_one() {
+    fn children_are_listed_until_they_end() {
         let mut child = std::process::Command::new("sleep")
             .arg("60")
             .spawn()
@@ -246,7 +253,7 @@ ID: 3\nsignal: 14/0\nnotify: signal/tid.40\nClockID: 1\n";
     }
 
     #[test]
-    fn knows_its_own_threads_by_name() {
+    fn threads_are_listed_by_name() {
         let (ready, wait) = std::sync::mpsc::channel();
         let (go, stop) = std::sync::mpsc::channel::<()>();
         let other = std::thread::Builder::new()
@@ -279,7 +286,7 @@ ID: 3\nsignal: 14/0\nnotify: signal/tid.40\nClockID: 1\n";
 
     proptest! {
         #[test]
-        fn no_bytes_make_the_parsers_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn any_bytes_split_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let _ = split_cmdline(&bytes);
         }
     }

@@ -8,22 +8,22 @@ use std::path::{Path, PathBuf};
 use crate::error::HostError;
 use crate::thread::Tid;
 
-/// Bytes read from one file of procfs at most. A command line may be 2 MiB on a stock kernel.
-const MAX_FILE: u64 = 4 << 20;
+/// Most bytes read from one file. A command line may be 2 MiB on a stock kernel.
+const MAX_FILE_BYTES: u64 = 4 << 20;
 
-/// Whether an error only says that the process has ended.
+/// Whether an error only means that the process has ended.
 pub(super) fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
 }
 
-/// The file's bytes, up to 4 MiB; `None` when it or its process is gone.
+/// The file's bytes, up to 4 MiB; `None` when the file or its process is gone.
 ///
 /// # Errors
-/// [`HostError::Read`] with the path for everything else, for example missing privilege.
+/// [`HostError::Read`] for any other failure, such as missing privilege.
 pub fn read(path: impl AsRef<Path>) -> Result<Option<Vec<u8>>, HostError> {
     let path = path.as_ref();
     let mut bytes = Vec::new();
-    match File::open(path).and_then(|f| f.take(MAX_FILE).read_to_end(&mut bytes)) {
+    match File::open(path).and_then(|f| f.take(MAX_FILE_BYTES).read_to_end(&mut bytes)) {
         Ok(_) => Ok(Some(bytes)),
         Err(e) if is_gone(&e) => Ok(None),
         Err(e) => Err(HostError::read(path, e)),
@@ -38,7 +38,7 @@ pub fn read_text(path: impl AsRef<Path>) -> Result<Option<String>, HostError> {
     Ok(read(path)?.map(|b| String::from_utf8_lossy(&b).into_owned()))
 }
 
-/// What a symbolic link such as `/proc/PID/exe` points to; `None` when there is nothing.
+/// The target of a symbolic link such as `/proc/PID/exe`; `None` without one.
 ///
 /// # Errors
 /// As [`read`].
@@ -51,7 +51,7 @@ pub fn read_link(path: impl AsRef<Path>) -> Result<Option<PathBuf>, HostError> {
     }
 }
 
-/// Entries of a directory whose names are numbers, in the kernel's order.
+/// Entries of a folder whose names are numbers, in the kernel's order.
 pub(super) fn numbers(dir: &Path) -> Result<Vec<Tid>, HostError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,

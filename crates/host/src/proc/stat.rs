@@ -8,15 +8,15 @@ use super::read::is_gone;
 use crate::error::HostError;
 use crate::thread::Tid;
 
-/// `PF_KTHREAD` of `linux/sched.h`: a thread of the kernel.
+/// `PF_KTHREAD` of `linux/sched.h`: a kernel thread.
 const PF_KTHREAD: u32 = 0x0020_0000;
 
-/// The fields of `/proc/PID/stat` that matter here; numbers in brackets are those of proc_pid_stat(5).
+/// Fields of `/proc/PID/stat`; numbers in brackets are those of proc_pid_stat(5).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stat {
     /// Process or thread number (1).
     pub tid: Tid,
-    /// Name, at most 15 bytes (2); may hold blanks, parentheses and line ends.
+    /// Name, at most 15 bytes (2); may contain spaces, parentheses and line ends.
     pub comm: String,
     /// State letter (3): `R` runs or waits for a CPU, `S` and `D` sleep, `Z` has ended.
     pub state: char,
@@ -28,9 +28,9 @@ pub struct Stat {
     pub nice: i32,
     /// Number of threads of its process (20).
     pub threads: u32,
-    /// Clock ticks after boot at which it was made (22).
+    /// Clock ticks after boot at which it was created (22).
     pub start_time: u64,
-    /// Address of the bottom of its stack (28), 0 without the right to look; a new program has another.
+    /// Address of the bottom of its stack (28), 0 without the right to trace it; another program has another address.
     pub start_stack: u64,
     /// CPU it last ran on (39).
     pub cpu: u32,
@@ -41,20 +41,20 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Whether this is a thread of the kernel, without any program.
+    /// Whether this is a kernel thread.
     #[must_use]
     pub fn is_kernel_thread(&self) -> bool {
         self.flags & PF_KTHREAD != 0
     }
 
-    /// Whether it has ended and only waits to be collected.
+    /// Whether it has ended and waits for its parent to collect it.
     #[must_use]
     pub fn is_dead(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
 
-    /// Reads one line of `/proc/PID/stat`. The name ends at the last closing parenthesis, since it may
-    /// hold some itself. `None` for any other text.
+    /// Parses one line of `/proc/PID/stat`; `None` for any other text. The name ends at the last closing parenthesis, since
+    /// it may contain some itself.
     #[must_use]
     pub fn parse(line: &[u8]) -> Option<Self> {
         let open = line.iter().position(|&b| b == b'(')?;
@@ -82,21 +82,20 @@ impl Stat {
     }
 }
 
-/// State of a process or of any single thread.
+/// The state of a process or thread; `None` when it has ended.
 ///
 /// # Errors
-/// As [`read`]; [`HostError::Parse`] when the line has not the documented form.
+/// As [`super::read`]; [`HostError::Parse`] when the line is malformed.
 pub fn stat(tid: Tid) -> Result<Option<Stat>, HostError> {
     let path = format!("/proc/{tid}/stat");
-    // The kernel hands this line over in one piece, well below the buffer's size; a look over the host
-    // reads it for every process.
+    // The kernel returns this line in one read, well below the buffer's size.
     let mut line = [0; 2048];
     match File::open(&path).and_then(|mut f| f.read(&mut line)) {
         // A process that ends between open and read gives an empty line.
         Ok(0) => Ok(None),
         Ok(length) => Stat::parse(&line[..length])
             .map(Some)
-            .ok_or_else(|| HostError::parse(path, "it has not the form of proc_pid_stat(5)")),
+            .ok_or_else(|| HostError::parse(path, "not in the form of proc_pid_stat(5)")),
         Err(e) if is_gone(&e) => Ok(None),
         Err(e) => Err(HostError::read(path, e)),
     }
@@ -138,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_or_strange_stat_is_refused() {
+    fn a_malformed_stat_is_refused() {
         for line in ["", "1 (a", "1 (a) S", "x (a) S 1", ")1 (", "1 (a) S 1 2 3"] {
             assert_eq!(Stat::parse(line.as_bytes()), None, "{line}");
         }

@@ -7,10 +7,10 @@ use super::read::{numbers, read_link, read_text, status_field};
 use crate::error::HostError;
 use crate::thread::Tid;
 
-/// Interfaces behind the process's descriptors of `/dev/net/tun` and `/dev/tapN`.
+/// The interfaces behind a process's descriptors of `/dev/net/tun` and `/dev/tapN`.
 ///
 /// # Errors
-/// As [`read`].
+/// As [`super::read`].
 pub fn taps(pid: Tid) -> Result<Vec<TapFd>, HostError> {
     let mut taps = Vec::new();
     for fd in numbers(Path::new(&format!("/proc/{pid}/fd")))? {
@@ -41,7 +41,7 @@ pub enum TapFd {
         /// Name of the interface.
         name: String,
     },
-    /// A macvtap, whose device file carries its interface's number.
+    /// A macvtap; its device file carries the interface's number.
     Macvtap {
         /// Descriptor.
         fd: u32,

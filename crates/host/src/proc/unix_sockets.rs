@@ -9,8 +9,8 @@ use super::read::{read_link, read_text};
 use crate::error::HostError;
 use crate::thread::Tid;
 
-/// A line of `/proc/net/unix`: its seven columns (address, references, protocol, flags, type, state, inode) and
-/// the path, which may have spaces; empty strings where the line is shorter.
+/// Splits a line into its seven columns (address, references, protocol, flags, type, state, inode) and the path, which
+/// may contain spaces. Missing columns are empty.
 fn columns(line: &str) -> ([&str; 7], &str) {
     let mut rest = line;
     let mut fields = [""; 7];
@@ -22,18 +22,19 @@ fn columns(line: &str) -> ([&str; 7], &str) {
     (fields, rest)
 }
 
-/// Inode numbers and paths of the unix sockets on which anybody in the VM's network namespace listens.
+/// Inode numbers and paths of all listening sockets in the network namespace of `pid`.
 pub(crate) fn listening(pid: Tid) -> Result<Vec<(u64, String)>, HostError> {
     let list = read_text(format!("/proc/{pid}/net/unix"))?.unwrap_or_default();
     Ok(list.lines().filter_map(listener).collect())
 }
 
-/// A line of `/proc/net/unix` of a listening socket with a path.
+/// Parses the line of a listening socket with a path.
 fn listener(line: &str) -> Option<(u64, String)> {
     let ([_, _, _, flags, _, _, inode], path) = columns(line);
     (flags == "00010000" && path.starts_with('/')).then_some((inode.parse().ok()?, path.to_owned()))
 }
 
+/// The inode number of the socket behind descriptor `fd`.
 pub(crate) fn socket_inode(pid: Tid, fd: u32) -> Result<Option<u64>, HostError> {
     let target = read_link(format!("/proc/{pid}/fd/{fd}"))?;
     Ok(target.and_then(|t| inode_of(&t)))
@@ -47,6 +48,7 @@ fn inode_of(target: &Path) -> Option<u64> {
         .ok()
 }
 
+/// The inode numbers of all sockets that a process has open.
 pub(crate) fn socket_inodes(pid: Tid) -> io::Result<Vec<u64>> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd"))?.flatten();
     Ok(entries
@@ -54,7 +56,7 @@ pub(crate) fn socket_inodes(pid: Tid) -> io::Result<Vec<u64>> {
         .collect())
 }
 
-/// Whether somebody is connected to the socket. Asking it would then only cost the timeout.
+/// Whether a client is connected to the listening socket at this path.
 pub(crate) fn has_client(pid: Tid, socket: &str) -> Result<bool, HostError> {
     let list = match read_text(format!("/proc/{pid}/net/unix")) {
         Ok(list) => list.unwrap_or_default(),
@@ -64,8 +66,8 @@ pub(crate) fn has_client(pid: Tid, socket: &str) -> Result<bool, HostError> {
     Ok(list.lines().any(|line| is_client_line(line, socket)))
 }
 
-/// A line of `/proc/net/unix` of a connection that the owner of `socket` has accepted: state 3, the
-/// listener's path, and not the listener's flag.
+/// Whether the line is a connection that the owner of `socket` has accepted: state 3, the listener's path, without the
+/// listener's flag.
 fn is_client_line(line: &str, socket: &str) -> bool {
     let ([_, _, _, flags, _, state, _], path) = columns(line);
     path == socket && state == "03" && flags != "00010000"
@@ -76,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_other_sockets_are_none() {
+    fn only_listening_sockets_with_a_path_are_listeners() {
         let line = "0000000000000000: 00000002 00000000 00010000 0001 01 4711 /run/a b";
         assert_eq!(listener(line), Some((4711, "/run/a b".into())));
         assert_eq!(listener(&line.replace("00010000", "00000000")), None);
@@ -90,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_is_busy_when_somebody_was_accepted() {
+    fn an_accepted_connection_is_a_client() {
         let client = "0000000092d66bc1: 00000003 00000000 00000000 0001 03 36112 /run/a b.sock";
         assert!(is_client_line(client, "/run/a b.sock"));
         assert!(!is_client_line(client, "/run/a"));

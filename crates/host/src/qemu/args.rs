@@ -1,27 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The parts of QEMU's command line that name a VM, its monitor sockets, disks and NICs.
 //!
-//! Used for what QMP does not tell (NICs, sockets) and, while the QMP socket is busy, for the disks. A VM's
-//! devices may have changed since its start; QMP's answer goes before this.
+//! QMP does not report NICs and sockets; disks come from here while the QMP socket is busy. Devices may have changed since the
+//! start, so QMP's answer takes precedence.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use serde_json::Value;
-
+use super::options::{Options, get, is_on, options};
 use crate::netns::{ConfiguredNic, Interface};
 use crate::proc::TapFd;
 use crate::vm::{Disk, NicKind, printable};
 
-/// Steps followed from a format node to the file below it.
-const MAX_CHAIN: usize = 16;
+/// Most steps from a format node to the file below it.
+const MAX_CHAIN_STEPS: usize = 16;
 
-/// Where QEMU's end of the port is.
+/// The host's end of a character device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Chardev {
-    /// It made the socket itself.
+    /// QEMU created the socket at this path.
     Path(String),
-    /// It was handed a listening socket, as libvirt does.
+    /// QEMU was given a listening socket, as libvirt does.
     Fd(u32),
 }
 
@@ -30,99 +29,19 @@ pub(crate) enum Chardev {
 pub(crate) struct QemuArgs {
     /// `-name guest=`.
     pub(crate) name: Option<String>,
-    /// `-uuid`, in small letters.
+    /// `-uuid`, in lower case.
     pub(crate) uuid: Option<String>,
     /// Unix sockets of QMP monitors, in the order given.
     pub(crate) qmp: Vec<String>,
     /// Disks with a file behind them.
     pub(crate) disks: Vec<Disk>,
     netdevs: Vec<Options>,
-    /// MAC address by netdev.
+    /// MAC addresses by netdev.
     macs: BTreeMap<String, String>,
 }
 
-/// Keys and values of one option, in order; of a key that comes twice the last one counts.
-type Options = Vec<(String, String)>;
-
-fn get<'a>(options: &'a Options, key: &str) -> Option<&'a str> {
-    let hit = options.iter().rev().find(|(k, _)| k == key)?;
-    Some(hit.1.as_str())
-}
-
-fn is_on(options: &Options, key: &str) -> bool {
-    get(options, key).is_some_and(|v| matches!(v, "on" | "yes" | "true"))
-}
-
-/// Splits `a=1,b=x,,y,flag`; two commas are one in the value, the first part without a key belongs to
-/// `implied`, later ones are switched on. A JSON object is taken as well, with dots for its levels.
-fn options(text: &str, implied: &str) -> Options {
-    if text.starts_with('{') {
-        let mut flat = Options::new();
-        if let Ok(value) = serde_json::from_str::<Value>(text) {
-            flatten("", &value, &mut flat);
-        }
-        return flat;
-    }
-    let mut found = Options::new();
-    let mut rest = text;
-    let mut first = true;
-    while !rest.is_empty() {
-        let (part, after) = next_part(rest);
-        rest = after;
-        match part.split_once('=') {
-            Some((key, value)) => found.push((key.to_owned(), value.to_owned())),
-            None if first => found.push((implied.to_owned(), part)),
-            None => found.push((part, "on".to_owned())),
-        }
-        first = false;
-    }
-    found
-}
-
-/// The text up to a single comma, and what follows that comma.
-fn next_part(text: &str) -> (String, &str) {
-    let mut part = String::new();
-    let mut rest = text;
-    loop {
-        let Some((before, after)) = rest.split_once(',') else {
-            part.push_str(rest);
-            return (part, "");
-        };
-        part.push_str(before);
-        match after.strip_prefix(',') {
-            Some(escaped) => {
-                part.push(',');
-                rest = escaped;
-            }
-            None => return (part, after),
-        }
-    }
-}
-
-/// serde_json bounds how deep `value` can be.
-fn flatten(prefix: &str, value: &Value, out: &mut Options) {
-    let below = |key: &str| {
-        if prefix.is_empty() {
-            key.to_owned()
-        } else {
-            format!("{prefix}.{key}")
-        }
-    };
-    match value {
-        Value::Object(map) => map.iter().for_each(|(k, v)| flatten(&below(k), v, out)),
-        Value::Array(list) => list
-            .iter()
-            .enumerate()
-            .for_each(|(i, v)| flatten(&below(&i.to_string()), v, out)),
-        Value::String(s) => out.push((prefix.to_owned(), s.clone())),
-        Value::Bool(b) => out.push((prefix.to_owned(), if *b { "on" } else { "off" }.to_owned())),
-        Value::Number(n) => out.push((prefix.to_owned(), n.to_string())),
-        Value::Null => {}
-    }
-}
-
 impl QemuArgs {
-    /// Reads the arguments after the program's name.
+    /// Parses the arguments after the program's name.
     pub(crate) fn parse(args: &[String]) -> Self {
         let mut found = Self::default();
         let mut chardevs: BTreeMap<String, String> = BTreeMap::new();
@@ -135,7 +54,7 @@ impl QemuArgs {
             let Some(option) = arg.strip_prefix("--").or_else(|| arg.strip_prefix('-')) else {
                 continue;
             };
-            if !TAKES_VALUE.contains(&option) {
+            if !KNOWN_OPTIONS.contains(&option) {
                 continue;
             }
             let Some(value) = args.next() else {
@@ -224,8 +143,7 @@ impl QemuArgs {
         }
     }
 
-    /// NICs of the command line and of the process's open taps; a tap that was plugged in later has no
-    /// MAC address here.
+    /// NICs of the command line and of the process's open taps. A tap that was plugged in later has no MAC address here.
     pub(crate) fn nics(&self, open: &[TapFd]) -> Vec<ConfiguredNic> {
         let mut found: Vec<ConfiguredNic> = Vec::new();
         for netdev in &self.netdevs {
@@ -233,7 +151,7 @@ impl QemuArgs {
                 .and_then(|id| self.macs.get(id).cloned())
                 .or_else(|| get(netdev, "mac").or(get(netdev, "macaddr")).map(printable));
             for (interface, kind) in taps_of(netdev, open) {
-                // A tap with several queues has as many descriptors.
+                // A tap with several queues has one descriptor for each.
                 if !found.iter().any(|n| n.interface == interface) {
                     found.push(ConfiguredNic {
                         interface,
@@ -256,8 +174,8 @@ impl QemuArgs {
     }
 }
 
-/// Options that are understood here; each takes one value.
-const TAKES_VALUE: [&str; 17] = [
+/// The options that this module reads; each takes one value.
+const KNOWN_OPTIONS: [&str; 17] = [
     "name",
     "uuid",
     "qmp",
@@ -304,7 +222,7 @@ fn drive(drive: &Options, index: usize) -> Option<Disk> {
     })
 }
 
-/// Nodes of `-blockdev` that no other node lies on, with the file at their bottom.
+/// The top nodes of `-blockdev`, each with the file at the bottom of its chain.
 fn blockdevs(nodes: &[Options], devices: &[Options]) -> Vec<Disk> {
     let by_name: BTreeMap<&str, &Options> = nodes
         .iter()
@@ -318,12 +236,12 @@ fn blockdevs(nodes: &[Options], devices: &[Options]) -> Vec<Disk> {
     let mut disks = Vec::new();
     for (&name, &top) in by_name.iter().filter(|(name, _)| !below.contains(*name)) {
         let user = devices.iter().find(|d| get(d, "drive") == Some(name));
-        // Firmware has nodes as well, and no device.
+        // Firmware has nodes too, but no device.
         if user.is_none() && name.contains("pflash") {
             continue;
         }
         let mut node = top;
-        for _ in 0..MAX_CHAIN {
+        for _ in 0..MAX_CHAIN_STEPS {
             let Some(lower) = get(node, "file").and_then(|f| by_name.get(f)) else {
                 break;
             };
@@ -384,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn the_port_to_an_agent_is_found_by_its_name() {
+    fn a_port_is_found_by_its_name() {
         let find = |line: &str| {
             let args: Vec<String> = line.split(' ').map(str::to_owned).collect();
             QemuArgs::port_chardev(&args, "org.viola.agent.0")
@@ -412,16 +330,6 @@ mod tests {
             None
         );
         assert_eq!(find("-device"), None);
-    }
-
-    #[test]
-    fn commas_keys_and_flags_are_read_as_qemu_does() {
-        let o = options("web,,1,debug-threads=on,flag,guest=late", "guest");
-        assert_eq!(o[0], ("guest".to_owned(), "web,1".to_owned()));
-        assert_eq!(get(&o, "guest"), Some("late"));
-        assert!(is_on(&o, "debug-threads") && is_on(&o, "flag"));
-        assert_eq!(options("", "x"), Options::new());
-        assert_eq!(get(&options(",,,a=1", "x"), "x"), Some(","));
     }
 
     #[test]
@@ -513,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_chain_that_bites_its_tail_ends() {
+    fn a_circular_block_chain_ends() {
         let args = parse(&[
             "-blockdev",
             "raw,node-name=a,file=b",
@@ -577,7 +485,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_command_line_makes_the_parser_panic(
+        fn any_command_line_parses_without_a_panic(
             args in proptest::collection::vec(
                 "(-{0,2}(name|qmp|chardev|mon|drive|blockdev|device|netdev|nic|hda))|\
                  (\\{?[a-z\",=:.{}é\\[\\]0-9]{0,40})|(\\PC{0,20})", 0..12),
@@ -586,12 +494,5 @@ mod tests {
             let _ = parsed.nics(&[TapFd::Macvtap { fd: 1, ifindex: 1 }]);
         }
 
-        #[test]
-        fn doubled_commas_always_come_back_as_one(value in "[a-z,]{0,20}") {
-            let escaped = format!("key={},next=1", value.replace(',', ",,"));
-            let parsed = options(&escaped, "x");
-            prop_assert_eq!(get(&parsed, "key"), Some(value.as_str()));
-            prop_assert_eq!(get(&parsed, "next"), Some("1"));
-        }
     }
 }

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Devices of a running QEMU: which there are, plugging one in, and taking it out.
+//! Lists, plugs and unplugs devices of a running QEMU over QMP.
 
 use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::qmp::{Connection, QmpFailure, list};
+use super::message::list;
+use super::qmp::{Connection, QmpFailure};
 use crate::vm::printable;
 
-/// Longest wait for any other answer: QEMU's main loop may be busy with the device that comes or goes.
-const ANSWER: Duration = Duration::from_secs(10);
-/// Longest wait for a device to be plugged in: VFIO pins the whole memory of the guest before it answers.
-const PLUG: Duration = Duration::from_secs(60);
-/// Class of a PCI bridge.
-const BRIDGE: u64 = 0x0604;
+/// Timeout for an answer: QEMU's main loop may be busy with the device that comes or goes.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for plugging a device: VFIO pins the whole memory of the guest before QEMU answers.
+const PLUG_TIMEOUT: Duration = Duration::from_secs(60);
+/// PCI class of a PCI bridge.
+const PCI_BRIDGE_CLASS: u64 = 0x0604;
 
 /// A connection to one VM's monitor.
 pub struct Devices {
@@ -30,11 +31,11 @@ impl std::fmt::Debug for Devices {
 /// A virtio NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtioNic {
-    /// Its identity.
+    /// Device id.
     pub id: String,
-    /// Its address, as QEMU writes it.
+    /// MAC address as QEMU writes it.
     pub mac: String,
-    /// Whether a VF may stand in for it (`failover=on`).
+    /// Whether it is the standby of a VF (`failover=on`).
     pub failover: bool,
 }
 
@@ -44,17 +45,17 @@ impl Devices {
     /// # Errors
     /// [`QmpFailure`].
     pub fn connect(reach: &Path) -> Result<Self, QmpFailure> {
-        let connection = Connection::open_patiently(reach, ANSWER)?;
+        let connection = Connection::open_with_timeout(reach, ANSWER_TIMEOUT)?;
         Ok(Self { connection })
     }
 
     fn ask(&mut self, command: &'static str, arguments: Value) -> Result<Value, QmpFailure> {
-        self.connection.go_on();
+        self.connection.restart_deadline();
         self.connection
-            .command_with(command, Some(arguments), ANSWER)
+            .command_with(command, Some(arguments), ANSWER_TIMEOUT)
     }
 
-    /// Devices with an identity, and what they are (`child<virtio-net-pci>`).
+    /// Devices with an id, and their types (`child<virtio-net-pci>`).
     ///
     /// # Errors
     /// [`QmpFailure`].
@@ -67,7 +68,7 @@ impl Devices {
             .collect())
     }
 
-    /// Whether there is a device of this identity.
+    /// Whether a device of this id exists.
     ///
     /// # Errors
     /// [`QmpFailure`].
@@ -80,7 +81,7 @@ impl Devices {
         self.ask("qom-get", json!({"path": path, "property": name}))
     }
 
-    /// All virtio NICs with an identity.
+    /// All virtio NICs with an id.
     ///
     /// # Errors
     /// [`QmpFailure`].
@@ -94,7 +95,7 @@ impl Devices {
             let Some(mac) = self.property(&id, "mac")?.as_str().map(printable) else {
                 continue;
             };
-            // of old versions
+            // Old versions of QEMU lack the property.
             let failover = match self.property(&id, "failover") {
                 Err(QmpFailure::Refused { .. }) => false,
                 answer => answer?.as_bool().unwrap_or(false),
@@ -104,23 +105,23 @@ impl Devices {
         Ok(nics)
     }
 
-    /// Whether the guest has taken the standby feature of a NIC with `failover=on`. Before that QEMU would keep a VF back
-    /// without a word, and plug it in when the guest takes it.
+    /// Whether the guest has negotiated the standby feature of a NIC with `failover=on`. Until then QEMU accepts a VF but
+    /// plugs it in only when the guest negotiates the feature.
     ///
     /// # Errors
-    /// [`QmpFailure`]; QEMU before 7.2 does not tell.
+    /// [`QmpFailure`]; QEMU before 7.2 lacks the query.
     pub fn has_standby(&mut self, id: &str) -> Result<bool, QmpFailure> {
         let path = format!("/machine/peripheral/{id}/virtio-backend");
         let status = self.ask("x-query-virtio-status", json!({"path": path}))?;
         Ok(status["guest-features"].to_string().contains("STANDBY"))
     }
 
-    /// A PCIe root port behind which there is nothing.
+    /// The id of a PCIe root port without a device.
     ///
     /// # Errors
     /// [`QmpFailure`].
     pub fn free_port(&mut self) -> Result<Option<String>, QmpFailure> {
-        self.connection.go_on();
+        self.connection.restart_deadline();
         let buses = self.connection.command("query-pci")?;
         let devices = list("query-pci", &buses)?
             .iter()
@@ -131,30 +132,30 @@ impl Devices {
         Ok(ports.into_iter().next())
     }
 
-    /// Memory of the guest, bytes.
+    /// The guest's memory, bytes.
     ///
     /// # Errors
     /// [`QmpFailure`].
     pub fn memory(&mut self) -> Result<u64, QmpFailure> {
-        self.connection.go_on();
+        self.connection.restart_deadline();
         let size = self.connection.command("query-memory-size-summary")?;
         let bytes = |key: &str| size[key].as_u64().unwrap_or(0);
         Ok(bytes("base-memory").saturating_add(bytes("plugged-memory")))
     }
 
-    /// Plugs a device in; `arguments` as for `-device`.
+    /// Plugs a device; `arguments` as for `-device`.
     ///
     /// # Errors
     /// [`QmpFailure`].
     pub fn plug(&mut self, arguments: Value) -> Result<(), QmpFailure> {
         let connection = &mut self.connection;
-        connection.go_on();
+        connection.restart_deadline();
         connection
-            .command_with("device_add", Some(arguments), PLUG)
+            .command_with("device_add", Some(arguments), PLUG_TIMEOUT)
             .map(drop)
     }
 
-    /// Asks the guest to let go of a device, or asks once more. It is gone when [`Devices::has`] says so.
+    /// Asks the guest to release a device; may be repeated. The device is gone when [`Devices::has`] returns `false`.
     ///
     /// # Errors
     /// [`QmpFailure`].
@@ -170,9 +171,9 @@ impl Devices {
     }
 }
 
-/// The identity of a device that is a root port with nothing behind it.
+/// The id of a device that is a root port without a device behind it.
 fn free_port(device: &Value) -> Option<String> {
-    let is_bridge = device["class_info"]["class"].as_u64() == Some(BRIDGE);
+    let is_bridge = device["class_info"]["class"].as_u64() == Some(PCI_BRIDGE_CLASS);
     let id = device["qdev_id"].as_str().filter(|id| !id.is_empty())?;
     let behind = device["pci_bridge"]["devices"].as_array();
     (is_bridge && behind.is_none_or(Vec::is_empty)).then(|| printable(id))

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A QMP connection that stays, to hear at once when a VM's disks or its past become others.
+//! A QMP connection that stays open, to learn at once when a VM's disks change or its guest restarts.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::qmp::{Connection, QmpFailure, list};
+use super::message::list;
+use super::qmp::{Connection, QmpFailure};
 use crate::vm::printable;
 
-/// Images that may lie on each other.
-const MAX_CHAIN: usize = 64;
+/// Most images of one backing chain.
+const MAX_IMAGES: usize = 64;
 
-/// What QEMU tells of one disk.
+/// One disk with its backing chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackingChain {
     /// Name of the device, as the command line or libvirt gave it.
     pub device: String,
-    /// Files and formats, the live one first, each lying on the next.
+    /// Files and formats, the live image first, each backed by the next.
     pub layers: Vec<(PathBuf, String)>,
 }
 
@@ -37,30 +38,29 @@ impl DiskWatch {
     /// # Errors
     /// [`QmpFailure`], after at most two seconds.
     pub fn connect(reach: &Path) -> Result<Self, QmpFailure> {
-        Connection::open(reach).map(Self::over)
+        Connection::open(reach).map(Self::on_connection)
     }
 
-    pub(super) fn over(connection: Connection) -> Self {
+    pub(super) fn on_connection(connection: Connection) -> Self {
         Self { connection }
     }
 
-    /// What has happened since the last call that makes what was known of the disks untrue: QEMU's names of the
-    /// events. Never waits.
+    /// Names of the events since the last call that may have changed the disks. Does not wait.
     ///
     /// # Errors
-    /// When the connection is lost: what has happened meanwhile is not known.
+    /// When the connection is lost: events may have been missed.
     pub fn changes(&mut self) -> Result<Vec<String>, QmpFailure> {
         let mut events = self.connection.events()?;
         events.retain(|name| invalidates_disks(name));
         Ok(events)
     }
 
-    /// The disks and what they lie on.
+    /// The disks with their backing chains.
     ///
     /// # Errors
     /// [`QmpFailure`].
     pub fn chains(&mut self) -> Result<Vec<BackingChain>, QmpFailure> {
-        self.connection.go_on();
+        self.connection.restart_deadline();
         let blocks = self.connection.command("query-block")?;
         Ok(list("query-block", &blocks)?
             .iter()
@@ -69,7 +69,7 @@ impl DiskWatch {
     }
 }
 
-/// A guest that starts anew, memory or disks from another time, another file behind a disk.
+/// Whether after this event the guest has restarted, has memory or disks of another time, or another file behind a disk.
 fn invalidates_disks(event: &str) -> bool {
     matches!(
         event,
@@ -89,7 +89,7 @@ fn invalidates_disks(event: &str) -> bool {
     ) || event.starts_with("BLOCK_JOB_")
 }
 
-/// One item of `query-block`; `None` without a medium, and for what makes no sense.
+/// One item of `query-block`; `None` without a medium and for a malformed item.
 fn chain(block: &Value) -> Option<BackingChain> {
     let inserted = &block["inserted"];
     inserted["file"].as_str()?;
@@ -98,7 +98,7 @@ fn chain(block: &Value) -> Option<BackingChain> {
     let mut layers = Vec::new();
     let mut image = &inserted["image"];
     while image.is_object() {
-        if layers.len() == MAX_CHAIN {
+        if layers.len() == MAX_IMAGES {
             return None;
         }
         let format = image["format"].as_str()?;
@@ -108,7 +108,7 @@ fn chain(block: &Value) -> Option<BackingChain> {
         ));
         image = &image["backing-image"];
     }
-    // The format of the live one is what its driver was told, not what the file looks like.
+    // The live image has the format that its driver was configured with, not the one that the file looks like.
     if let (Some(first), Some(driver)) = (layers.first_mut(), inserted["drv"].as_str()) {
         first.1 = printable(driver);
     }
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn resets_jobs_and_migrations_are_upheavals() {
+    fn resets_jobs_and_migrations_invalidate_disks() {
         for yes in ["RESET", "BLOCK_JOB_COMPLETED", "MIGRATION", "RESUME"] {
             assert!(invalidates_disks(yes), "{yes}");
         }
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn events_come_between_answers_and_none_is_lost() {
+    fn events_between_answers_are_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("q");
         let listener = UnixListener::bind(&path).unwrap();
@@ -179,7 +179,7 @@ mod tests {
         assert!(watch.chains().unwrap().is_empty());
         let seen = watch.changes();
         qemu.join().unwrap();
-        // The end of the connection may be seen together with them.
+        // The read may have seen the end of the connection together with the events.
         if let Ok(seen) = seen {
             assert_eq!(seen, ["RESET", "STOP"]);
         }
@@ -188,14 +188,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_block_makes_the_reader_panic(depth in 0usize..80, text in ".{0,8}") {
+        fn any_block_is_read_without_a_panic(depth in 0usize..80, text in ".{0,8}") {
             let mut image = json!({"filename": text, "format": text});
             for _ in 0..depth {
                 image = json!({"filename": text, "format": "raw", "backing-image": image});
             }
             let block = json!({"device": text, "inserted": {"file": text, "image": image}});
             let found = chain(&block);
-            prop_assert!(found.is_none_or(|c| c.layers.len() <= MAX_CHAIN));
+            prop_assert!(found.is_none_or(|c| c.layers.len() <= MAX_IMAGES));
         }
     }
 }

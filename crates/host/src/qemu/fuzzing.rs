@@ -1,34 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A QMP server that says what a fuzzer makes up.
+//! A QMP server whose output a fuzzer chooses.
 
 use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
 use super::disk_watch::DiskWatch;
-use super::qmp::{Answer, Connection, QmpFailure, questions};
+use super::qmp::{Connection, QmpFailure};
+use super::state::{QemuState, query_all};
 
-/// Bytes that a socket takes before anybody reads.
-const MOST: usize = 100 << 10;
+/// Most bytes that fit into the socket's buffer before a read.
+const MAX_BUFFER_BYTES: usize = 100 << 10;
 
-fn server(says: &[u8]) -> (UnixStream, UnixStream) {
+fn server(output: &[u8]) -> (UnixStream, UnixStream) {
     let (here, mut there) = UnixStream::pair().expect("sockets");
-    let says = &says[..says.len().min(MOST)];
-    there.write_all(says).expect("room in the socket");
+    let output = &output[..output.len().min(MAX_BUFFER_BYTES)];
+    there.write_all(output).expect("room in the socket");
     there.shutdown(Shutdown::Write).expect("an end");
     (here, there)
 }
 
-/// What the inventory makes of a server that says this and hangs up.
-pub(crate) fn inventory(says: &[u8]) -> Result<Answer, QmpFailure> {
-    let (here, _there) = server(says);
-    questions(&mut Connection::over(here)?)
+/// Runs the inventory's queries against a server that sends `output` and closes.
+pub(crate) fn inventory(output: &[u8]) -> Result<QemuState, QmpFailure> {
+    let (here, _there) = server(output);
+    query_all(&mut Connection::on_stream(here)?)
 }
 
-/// What the watch over a VM's disks makes of it.
-pub(crate) fn watch(says: &[u8]) -> Result<(), QmpFailure> {
-    let (here, _there) = server(says);
-    let mut watch = DiskWatch::over(Connection::over(here)?);
+/// Runs the disk watch against it.
+pub(crate) fn watch(output: &[u8]) -> Result<(), QmpFailure> {
+    let (here, _there) = server(output);
+    let mut watch = DiskWatch::on_connection(Connection::on_stream(here)?);
     for chain in watch.chains()? {
         assert!(!chain.device.chars().any(char::is_control));
         assert!(chain.layers.len() <= 64);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The management console of a UML guest: a datagram socket in the folder of its umid, on which its kernel takes
-//! `config` and `remove` of devices (arch/um/drivers/mconsole_kern.c).
+//! The management console of a UML guest: a datagram socket in its umid folder, on which its kernel takes `config` and
+//! `remove` commands for devices (arch/um/drivers/mconsole_kern.c).
 //!
-//! The answer comes to an abstract name, so whoever asks has to be in the network namespace of the guest's process.
+//! The answer goes to an abstract socket name, so the caller must be in the network namespace of the guest's process.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -16,64 +16,64 @@ use rustix::net::{
     sendto, socket_with,
 };
 
-/// First word of each question.
+/// First word of each request.
 const MAGIC: u32 = 0xcafe_babe;
 /// Version of the protocol.
 const VERSION: u32 = 2;
-/// Longest text of a question or of one part of an answer, with its end.
-const TEXT: usize = 512;
-/// Bytes before the text in an answer, and in a question.
-const HEAD: usize = 12;
-/// Most parts of an answer.
-const PARTS: usize = 64;
+/// Most bytes of text in a request or in one part of an answer, with the final zero.
+const MAX_TEXT_BYTES: usize = 512;
+/// Bytes before the text in a request and in an answer.
+const HEADER_BYTES: usize = 12;
+/// Most parts of one answer.
+const MAX_PARTS: usize = 64;
 
 /// A guest's console.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Console(PathBuf);
 
-/// Why a command was not carried out.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConsoleError {
-    /// The socket.
+    /// The socket failed.
     #[error("the guest's console: {0}")]
     Socket(#[from] io::Error),
-    /// The guest's kernel refused; its words.
+    /// The guest's kernel refused; its message.
     #[error("the guest's kernel: {0}")]
     Refused(String),
 }
 
 impl Console {
-    /// That of the guest with this folder ([`crate::sockets::uml_folder`]).
+    /// The console in this umid folder ([`crate::sockets::uml_folder`]).
     #[must_use]
     pub fn of(folder: &Path) -> Self {
         Self(folder.join("mconsole"))
     }
 
-    /// Gives a command; the kernel's words.
+    /// Runs a command; returns the kernel's text. `timeout` is for each part of the answer.
     ///
     /// # Errors
     /// [`ConsoleError`]; [`io::ErrorKind::TimedOut`] when the guest's kernel does not answer in time.
-    pub fn command(&self, text: &str, patience: Duration) -> Result<String, ConsoleError> {
-        if text.len() >= TEXT || text.contains(['\0', '\n']) {
-            let what = "a command is too long, or no line";
+    pub fn command(&self, text: &str, timeout: Duration) -> Result<String, ConsoleError> {
+        if text.len() >= MAX_TEXT_BYTES || text.contains(['\0', '\n']) {
+            let what = "the command is too long or has a line end";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what).into());
         }
-        // by a descriptor: its path may be too long for a socket's address
+        // By a descriptor: the path may be too long for a socket address.
         let node = rustix::fs::open(&self.0, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
             .map_err(io::Error::from)?;
         let there = SocketAddrUnix::new(format!("/proc/self/fd/{}", node.as_raw_fd()))
             .map_err(io::Error::from)?;
-        let socket = unnamed().map_err(io::Error::from)?;
-        let mut question = Vec::with_capacity(HEAD + TEXT);
+        let socket = reply_socket().map_err(io::Error::from)?;
+        let mut request = Vec::with_capacity(HEADER_BYTES + MAX_TEXT_BYTES);
         for word in [MAGIC, VERSION, text.len() as u32] {
-            question.extend(word.to_ne_bytes());
+            request.extend(word.to_ne_bytes());
         }
-        question.extend(text.as_bytes());
-        question.resize(HEAD + TEXT, 0);
-        sendto(&socket, &question, SendFlags::empty(), &there).map_err(io::Error::from)?;
+        request.extend(text.as_bytes());
+        request.resize(HEADER_BYTES + MAX_TEXT_BYTES, 0);
+        sendto(&socket, &request, SendFlags::empty(), &there).map_err(io::Error::from)?;
         let mut words = String::new();
-        for _ in 0..PARTS {
-            let (failed, more, part) = answer(&socket, patience)?;
+        for _ in 0..MAX_PARTS {
+            let (failed, more, part) = answer(&socket, timeout)?;
             words.push_str(&part);
             match (failed, more) {
                 (_, true) => {}
@@ -87,8 +87,8 @@ impl Console {
     }
 }
 
-/// A socket with a name that the kernel chooses: the guest answers to it.
-fn unnamed() -> rustix::io::Result<OwnedFd> {
+/// A socket with an abstract name, to which the guest answers.
+fn reply_socket() -> rustix::io::Result<OwnedFd> {
     let (kind, flags) = (SocketType::DGRAM, SocketFlags::CLOEXEC);
     let socket = socket_with(AddressFamily::UNIX, kind, flags, None)?;
     let name = format!(
@@ -103,25 +103,25 @@ fn unnamed() -> rustix::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-fn answer(socket: &OwnedFd, patience: Duration) -> io::Result<(bool, bool, String)> {
+fn answer(socket: &OwnedFd, timeout: Duration) -> io::Result<(bool, bool, String)> {
     let wait = Timespec {
-        tv_sec: patience.as_secs() as i64,
-        tv_nsec: patience.subsec_nanos().into(),
+        tv_sec: timeout.as_secs() as i64,
+        tv_nsec: timeout.subsec_nanos().into(),
     };
     let mut fds = [PollFd::new(socket, PollFlags::IN)];
     if poll(&mut fds, Some(&wait))? == 0 {
         return Err(io::ErrorKind::TimedOut.into());
     }
-    let mut bytes = [0; HEAD + TEXT];
+    let mut bytes = [0; HEADER_BYTES + MAX_TEXT_BYTES];
     let (count, _) = recv(socket, &mut bytes, RecvFlags::empty())?;
     read(&bytes[..count]).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// Whether it failed, whether there is more, and the words.
+/// Whether the command failed, whether more parts follow, and the text.
 fn read(bytes: &[u8]) -> Option<(bool, bool, String)> {
     let word = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
     let (failed, more, length) = (word(0)?, word(4)?, word(8)? as usize);
-    let text = bytes.get(HEAD..HEAD + length.min(TEXT))?;
+    let text = bytes.get(HEADER_BYTES..HEADER_BYTES + length.min(MAX_TEXT_BYTES))?;
     let text = text.split(|b| *b == 0).next().unwrap_or_default();
     let text = String::from_utf8_lossy(text).into_owned();
     Some((failed != 0, more != 0, text))
@@ -138,12 +138,12 @@ mod tests {
             bytes.extend(word.to_ne_bytes());
         }
         bytes.extend(text.as_bytes());
-        bytes.resize(HEAD + TEXT, 0);
+        bytes.resize(HEADER_BYTES + MAX_TEXT_BYTES, 0);
         bytes
     }
 
     #[test]
-    fn a_command_is_answered_in_parts_and_a_refusal_has_the_kernels_words() {
+    fn an_answer_is_joined_from_parts_and_a_refusal_has_the_kernels_text() {
         let folder = tempfile::tempdir().unwrap();
         let there = UnixDatagram::bind(folder.path().join("mconsole")).unwrap();
         let guest = std::thread::spawn(move || {
@@ -151,9 +151,9 @@ mod tests {
                 vec![part(0, 1, "a "), part(0, 0, "b")],
                 vec![part(1, 0, "no\n")],
             ] {
-                let mut asked = [0; HEAD + TEXT];
+                let mut asked = [0; HEADER_BYTES + MAX_TEXT_BYTES];
                 let (count, from) = there.recv_from(&mut asked).unwrap();
-                assert_eq!(count, HEAD + TEXT);
+                assert_eq!(count, HEADER_BYTES + MAX_TEXT_BYTES);
                 assert_eq!(&asked[..4], &MAGIC.to_ne_bytes());
                 assert_eq!(&asked[8..12], &7_u32.to_ne_bytes());
                 assert_eq!(&asked[12..20], b"version\0");
@@ -164,19 +164,19 @@ mod tests {
             there
         });
         let console = Console::of(folder.path());
-        let patience = Duration::from_secs(20);
-        assert_eq!(console.command("version", patience).unwrap(), "a b");
-        let said = console.command("version", patience).unwrap_err();
-        assert_eq!(said.to_string(), "the guest's kernel: no");
+        let timeout = Duration::from_secs(20);
+        assert_eq!(console.command("version", timeout).unwrap(), "a b");
+        let error = console.command("version", timeout).unwrap_err();
+        assert_eq!(error.to_string(), "the guest's kernel: no");
         let _there = guest.join().unwrap();
         let short = Duration::from_millis(20);
-        let said = console.command("version", short).unwrap_err();
-        assert!(matches!(said, ConsoleError::Socket(e) if e.kind() == io::ErrorKind::TimedOut));
-        assert!(console.command(&"x".repeat(TEXT), short).is_err());
+        let error = console.command("version", short).unwrap_err();
+        assert!(matches!(error, ConsoleError::Socket(e) if e.kind() == io::ErrorKind::TimedOut));
+        assert!(console.command(&"x".repeat(MAX_TEXT_BYTES), short).is_err());
     }
 
     #[test]
-    fn what_is_no_answer_is_none() {
+    fn a_malformed_answer_is_refused() {
         assert_eq!(read(&[0; 11]), None);
         let mut long = part(0, 0, "x");
         long[8..12].copy_from_slice(&u32::MAX.to_ne_bytes());

@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! User Mode Linux guests.
+//! User Mode Linux (UML) guests.
 //!
-//! What a guest looks like from the host (seen on Linux 7.2, with `seccomp=on` and with ptrace):
+//! How the host sees a guest (observed on Linux 7.2, with `seccomp=on` and with ptrace):
 //!
 //! - The main thread of the main process is the guest's kernel and, on a uniprocessor, its only vCPU.
-//! - Every guest address space is a host process, a child of the main one, whose program is the memory
-//!   file `uml-userspace`. It runs guest user code while the main thread waits, and the other way round:
-//!   together they are vCPU 0.
-//! - With `ncpus=` above 1 each further vCPU is a thread of the main process. The timer that each makes for
-//!   itself tells them apart and in which order they came. A guest address space belongs to the vCPU that made it: it
-//!   inherits that thread's affinity and group, and keeps them when the guest moves the process to another vCPU.
-//! - The main process has two more threads: one reads and writes the `ubd` disks, the other waits for
-//!   descriptors that cannot signal and does nothing else but `epoll_wait`. Nothing but that wait tells
-//!   them apart: they have the name of the program and no fixed order.
+//! - Every guest address space is a host process, a child of the main one, whose program is the memory file `uml-userspace`. It
+//!   runs guest user code while the main thread waits, and the other way round: together they are vCPU 0.
+//! - With `ncpus=` above 1 each further vCPU is a thread of the main process. Each creates its own timer; the timers identify
+//!   these threads and their order. A guest address space belongs to the vCPU that created it: it inherits that thread's
+//!   affinity and group, and keeps them when the guest moves the process to another vCPU.
+//! - The main process has two more threads: one does the I/O of the `ubd` disks, the other only calls `epoll_wait` for
+//!   descriptors that cannot signal. Only that wait tells them apart: both have the program's name, in no fixed order.
 //! - With `vecN:transport=tap` the main thread itself reads and writes the tap.
 
 pub mod console;
@@ -30,10 +28,10 @@ use crate::vm::{Disk, NicKind, ServiceKind, ServiceThread, Vcpu, printable};
 /// Name of a host process that carries a guest address space.
 const STUB_NAME: &str = "uml-userspace";
 
-/// Host processes per guest beyond which no more are looked at.
+/// Most host processes that are examined per guest.
 const MAX_CHILDREN: usize = 100_000;
 
-/// What the command line of a UML kernel says about it.
+/// What a UML kernel's command line says of the VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UmlArgs {
     pub(crate) umid: Option<String>,
@@ -44,7 +42,7 @@ pub(crate) struct UmlArgs {
 }
 
 impl UmlArgs {
-    /// Reads the arguments after the program's name; what is not known is the guest's business.
+    /// Parses the arguments after the program's name; unknown ones are for the guest.
     pub(crate) fn parse(args: &[String]) -> Self {
         let mut found = Self::default();
         for arg in args {
@@ -63,7 +61,7 @@ impl UmlArgs {
         found
     }
 
-    /// Whether arguments look enough like those of a UML kernel to have a look at the program itself.
+    /// Whether the arguments justify examining the program.
     fn looks_like_uml(args: &[String]) -> bool {
         const HINTS: [&str; 8] = [
             "umid=",
@@ -150,8 +148,8 @@ fn parse_eth(arg: &str) -> Option<ConfiguredNic> {
     })
 }
 
-/// Whether the process runs a UML kernel: its arguments look so and its program has the sections that
-/// only the `um` architecture makes. A shell or a tracer with the same arguments has not.
+/// Whether the process runs a UML kernel: its arguments look so, and its program has sections that only the `um`
+/// architecture creates. A shell or tracer with the same arguments has none.
 pub(crate) fn is_uml(pid: Tid, args: &[String]) -> Result<bool, HostError> {
     if !UmlArgs::looks_like_uml(args.get(1..).unwrap_or_default()) {
         return Ok(false);
@@ -166,9 +164,8 @@ pub(crate) fn is_uml(pid: Tid, args: &[String]) -> Result<bool, HostError> {
 
 /// The guest's name: its umid.
 ///
-/// A UML kernel whose umid is in use takes a random one, and so does one without any. The pid file in
-/// its folder is what tells: `<uml_dir>/<umid>/pid`, `~/.uml` by default. Without it the argument
-/// is believed.
+/// A UML kernel whose umid is in use chooses a random one, and so does one without `umid=`. The pid file in its folder
+/// (`<uml_dir>/<umid>/pid`, by default in `~/.uml`) shows which. Without that file the argument counts.
 pub(crate) fn name(pid: Tid, args: &UmlArgs) -> Result<String, HostError> {
     let name = folder(pid, args)?
         .and_then(|f| f.file_name()?.to_str().map(str::to_owned))
@@ -176,8 +173,8 @@ pub(crate) fn name(pid: Tid, args: &UmlArgs) -> Result<String, HostError> {
     Ok(name.map_or_else(|| format!("pid-{pid}"), |umid| printable(&umid)))
 }
 
-/// The guest's folder, with its console's socket, as this program can open it; `None` when there is none that
-/// names this process.
+/// The guest's umid folder, with the socket of its console, as this program can open it; `None` when no folder names this
+/// process.
 pub(crate) fn folder(pid: Tid, args: &UmlArgs) -> Result<Option<PathBuf>, HostError> {
     let folder = match &args.uml_dir {
         Some(dir) => Some(through_root(pid, dir)),
@@ -200,7 +197,7 @@ pub(crate) fn folder(pid: Tid, args: &UmlArgs) -> Result<Option<PathBuf>, HostEr
     Ok(entries.find(|e| is_mine(&e.path())).map(|e| e.path()))
 }
 
-/// Whether a pid file's text names this process. UML writes at most six characters of it.
+/// Whether a pid file names this process. UML writes at most six characters of the number.
 fn is_pid_file_of(text: &str, pid: Tid) -> bool {
     let (text, pid) = (text.trim(), pid.to_string());
     text == pid || (text.len() == 6 && pid.starts_with(text))
@@ -210,9 +207,9 @@ fn pid_in_its_namespace(pid: Tid) -> Result<Tid, HostError> {
     Ok(proc::inner_tid(pid)?.unwrap_or(pid))
 }
 
-/// The threads of a guest of `ncpus` vCPUs now. `before` is the service list of the last time: a helper that was
-/// once seen waiting in epoll stays known when it is not waiting at this very moment. Fewer vCPUs than `ncpus` come
-/// back while they are not up, or where the kernel does not tell.
+/// The present threads of a guest with `ncpus` vCPUs. `before` is the service list of the last time: a helper once seen in
+/// epoll_wait stays known while it is not children. Returns fewer vCPUs while they are not up, or where the kernel does not
+/// show the timers.
 pub(crate) fn threads(
     pid: Tid,
     ncpus: u32,
@@ -243,9 +240,9 @@ pub(crate) fn threads(
         service.push(ServiceThread { thread, kind });
     }
     vcpus.sort_by_key(|vcpu| vcpu.index);
-    let mut waiting = proc::children_by_thread(pid)?;
+    let mut children = proc::children_by_thread(pid)?;
     let mut seen = 0;
-    while let Some(&(maker, child)) = waiting.get(seen).filter(|_| seen < MAX_CHILDREN) {
+    while let Some(&(maker, child)) = children.get(seen).filter(|_| seen < MAX_CHILDREN) {
         seen += 1;
         let Some(stat) = proc::stat(child)?.filter(|s| !s.is_dead()) else {
             continue;
@@ -256,7 +253,7 @@ pub(crate) fn threads(
             start_time: stat.start_time,
         };
         if is_stub(pid, &stat)? {
-            // Its seccomp filter or tracer lets it make no processes of its own.
+            // Its seccomp filter or tracer keeps it from creating processes.
             let of = vcpus.iter().position(|v| v.kernel_thread == Some(maker));
             if let Some(vcpu) = vcpus.get_mut(of.unwrap_or(0)) {
                 vcpu.threads.push(thread);
@@ -265,13 +262,13 @@ pub(crate) fn threads(
             let kind = ServiceKind::Helper;
             service.push(ServiceThread { thread, kind });
             let more = proc::children_by_thread(child)?;
-            waiting.extend(more.into_iter().filter(|(_, c)| *c != pid));
+            children.extend(more.into_iter().filter(|(_, c)| *c != pid));
         }
     }
     Ok((vcpus, service))
 }
 
-/// The threads that are the guest's kernel, by vCPU: the main one, and those that have a timer of their own.
+/// The guest's kernel threads by vCPU: the main thread, and those with a timer of their own.
 fn kernel_threads(pid: Tid, ncpus: u32) -> Result<Vec<Tid>, HostError> {
     let mut threads = vec![pid];
     if ncpus > 1 {
@@ -282,14 +279,14 @@ fn kernel_threads(pid: Tid, ncpus: u32) -> Result<Vec<Tid>, HostError> {
     Ok(threads)
 }
 
-/// Whether a child process of a guest carries guest user code: it runs UML's own stub program, or still
-/// (older kernels: always) the UML kernel's. Terminals and network tools that UML starts do neither.
+/// Whether a child process carries guest user code: it runs UML's stub program or (on older kernels always) still the UML
+/// kernel itself. Terminals and network tools that UML starts do neither.
 fn is_stub(main: Tid, child: &Stat) -> Result<bool, HostError> {
     Ok(child.comm == STUB_NAME || proc::exe(child.tid)? == proc::exe(main)?)
 }
 
 fn waits_in_epoll(tid: Tid) -> Result<bool, HostError> {
-    // Shown only to those who may trace the guest; the others take it for the disk helper.
+    // Only those who may trace the guest can read it; others take the thread for the disk helper.
     let wchan = match proc::wchan(tid) {
         Err(HostError::Read { .. }) => None,
         other => other?,
@@ -328,7 +325,7 @@ vec0:transport=tap,ifname=vt0,depth=128,gro=1,mac=52:54:00:00:00:01 con=null con
     }
 
     #[test]
-    fn knows_the_forms_of_ubd() {
+    fn all_forms_of_ubd_are_parsed() {
         let disk = |text: &str| parse_ubd(text.strip_prefix("ubd").unwrap());
         let cow = disk("ubdarc=cow:back").unwrap();
         assert_eq!((cow.device.as_str(), cow.read_only), ("ubda", true));
@@ -345,7 +342,7 @@ vec0:transport=tap,ifname=vt0,depth=128,gro=1,mac=52:54:00:00:00:01 con=null con
     }
 
     #[test]
-    fn only_nics_of_the_host_count() {
+    fn only_nics_on_host_interfaces_are_listed() {
         let nics = UmlArgs::parse(&args(
             "vec1:transport=raw,ifname=veth0 vec2:transport=l2tpv3,src=::1 vec3:ifname=x eth0=tuntap,t0,,1.2.3.4 \
 eth1=daemon vec4:transport=tap",
@@ -367,7 +364,7 @@ eth1=daemon vec4:transport=tap",
     }
 
     #[test]
-    fn a_program_with_the_arguments_of_a_guest_is_none() {
+    fn a_program_with_the_arguments_of_a_guest_is_no_guest() {
         let me = std::process::id();
         assert!(!is_uml(me, &args("sh umid=x ubd0=y")).unwrap());
         assert!(!UmlArgs::looks_like_uml(&args("-c true")));
@@ -375,7 +372,7 @@ eth1=daemon vec4:transport=tap",
 
     proptest! {
         #[test]
-        fn no_arguments_make_the_parser_panic(
+        fn any_arguments_parse_without_a_panic(
             args in proptest::collection::vec("(ubd|vec|eth|umid=|ncpus=)?[0-9a-z=:,é]{0,20}", 0..5),
         ) {
             let _ = UmlArgs::parse(&args);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Real QEMU processes to look at. They are never let run: `-S` keeps their vCPUs from the start.
+//! Real QEMU processes for the inventory to read. `-S` keeps their vCPUs from starting.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,11 +12,10 @@ use viola_host::{Inventory, Vm};
 
 const QEMU: &str = "qemu-system-x86_64";
 
-/// Longest wait for what must come.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Timeout for every expected change.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Inventories ask every QEMU of the host, and a QMP socket has one client at a time: one test after the
-/// other.
+/// Serialises the tests: the inventory queries every QEMU of the host, and a QMP socket has one client at a time.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -26,18 +25,18 @@ pub struct Qemu {
     pub name: String,
     pub dir: TempDir,
     child: Option<Child>,
-    /// Process to end when it is not our child.
+    /// A process to kill that is not our child.
     daemon: Option<u32>,
 }
 
 impl Qemu {
-    /// Starts a machine called `label-<test process>` with a QMP socket and `more` arguments, separated by
-    /// blanks; `@` in them is its folder.
+    /// Starts a VM called `label-<test process>` with a QMP socket and `more` arguments, separated by blanks; `@` in them
+    /// stands for its folder, `%` for its name.
     pub fn start(label: &str, more: &str) -> Self {
         Self::start_through(&[], label, more)
     }
 
-    /// As `start`, by means of another program such as `unshare`.
+    /// As `start`, through another program such as `unshare`.
     pub fn start_through(wrapper: &[&str], label: &str, more: &str) -> Self {
         let has_qemu = Command::new(QEMU)
             .arg("--version")
@@ -82,7 +81,7 @@ impl Qemu {
             if let Some(status) = self.child.as_mut().and_then(|c| c.try_wait().unwrap()) {
                 assert!(status.success(), "QEMU ended with {status}");
             }
-            assert!(start.elapsed() < PATIENCE, "QEMU made no QMP socket");
+            assert!(start.elapsed() < TIMEOUT, "QEMU made no QMP socket");
             sleep(Duration::from_millis(20));
         }
     }
@@ -96,7 +95,7 @@ impl Qemu {
             .unwrap_or_else(|| self.child.as_ref().unwrap().id())
     }
 
-    /// Takes over a machine that went to the background.
+    /// Takes over a VM that went to the background.
     pub fn adopt_daemon(&mut self, pidfile: &Path) {
         self.child.take().unwrap().wait().unwrap();
         let pid = std::fs::read_to_string(pidfile).unwrap();
@@ -122,7 +121,7 @@ impl Drop for Qemu {
     }
 }
 
-/// Refreshes until the VMs called `name` are as wanted, and gives them.
+/// Refreshes until the VMs called `name` fulfil `wanted`, and returns them.
 pub fn until(
     inventory: &mut Inventory,
     name: &str,
@@ -142,7 +141,7 @@ pub fn until(
             return vms;
         }
         assert!(
-            start.elapsed() < PATIENCE,
+            start.elapsed() < TIMEOUT,
             "not as wanted: {vms:#?} {warnings:#?}"
         );
         sleep(Duration::from_millis(100));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A libvirt of a few sentences: two domains, and what happens to them in six turns of its loop. */
+/* A fake libvirt: two domains, and their events in six iterations of its loop. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,7 +16,7 @@ static void *of_life, *of_tune, *of_close;
 
 void virSetErrorFunc(void *data, void *call) { (void)data; (void)call; }
 int virEventRegisterDefaultImpl(void) { return 0; }
-const char *virGetLastErrorMessage(void) { return "nobody answers here"; }
+const char *virGetLastErrorMessage(void) { return "no daemon answers here"; }
 
 void *virConnectOpenReadOnly(const char *uri)
 {
@@ -39,7 +39,7 @@ int virConnectRegisterCloseCallback(void *c, void (*call)(void *, int, void *), 
 int virConnectDomainEventRegisterAny(void *c, void *domain, int event, void *call, void *opaque, void *release)
 {
 	(void)c; (void)release;
-	if (domain || event == 19) /* of all domains only; an old library */
+	if (domain || event == 19) /* all domains only; an old library lacks event 19 */
 		return -1;
 	if (event == 0) {
 		lived = (int (*)(void *, void *, int, int, void *))call;
@@ -80,7 +80,7 @@ int virEventRunDefaultImpl(void)
 {
 	switch (turns++) {
 	case 0: lived(&connection, &domains[1], 2, 0, of_life); break; /* started */
-	case 1: lived(&connection, &domains[1], 0, 0, of_life); break; /* defined: nobody's business */
+	case 1: lived(&connection, &domains[1], 0, 0, of_life); break; /* defined: not reported */
 	case 2: tuned(&connection, &domains[0], NULL, 0, of_tune); break;
 	case 3: domains[0].state = 3; lived(&connection, &domains[0], 3, 0, of_life); break; /* suspended */
 	case 4: lived(&connection, &domains[1], 5, 0, of_life); break; /* stopped */

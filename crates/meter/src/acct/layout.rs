@@ -1,43 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The shapes of bpf/acct.h. Times are nanoseconds of CLOCK_MONOTONIC.
+//! The structures of bpf/acct.h. Times are nanoseconds of CLOCK_MONOTONIC.
 
-/// VMs that can be accounted per core.
+/// Most VMs that are accounted per core.
 pub const MAX_VMS: usize = 1024;
-/// Accounting accounts: one per vCPU and one per VM for its service threads.
+/// Most accounts: one per vCPU, and one per VM for its service threads.
 pub const MAX_ACCOUNTS: usize = 8192;
 /// Buckets of a wait histogram; see [`bucket_bounds`].
 pub const HIST_BUCKETS: usize = 80;
-/// "Belongs to no VM".
+/// A thread that belongs to no VM.
 pub const NO_VM: u32 = u32::MAX;
 
 /// Bytes of a core's event ring, a power of two.
 pub(crate) const RING_BYTES: u32 = 1 << 18;
 
-/// Time accounting of one vCPU (all of its host threads): gotten and waiting, after XenMon.
+/// The time account of one vCPU (all its host threads), or of a VM's service threads: gotten and waiting, after XenMon.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Account {
-    /// What is read often.
+    /// The counters, which are read often.
     pub times: AccountTimes,
-    /// Waits by length, see [`bucket_bounds`]: seven times as long as the rest.
+    /// Waits by length, see [`bucket_bounds`]; seven times the size of the counters.
     pub hist: [u32; HIST_BUCKETS],
 }
 
-/// The counters of a [`Account`] without its histogram.
+/// The counters of an [`Account`], without its histogram.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct AccountTimes {
     /// Time on a CPU, up to the last switch.
     pub run: u64,
-    /// Time runnable while something else ran.
+    /// Time runnable while another thread ran.
     pub wait: u64,
-    /// Times a thread of it woke.
+    /// Wake-ups of its threads.
     pub wakes: u64,
-    /// Times a thread of it was put on a CPU.
+    /// Context switches to one of its threads.
     pub switches: u64,
-    /// Times it lost the CPU while it wanted to go on.
+    /// Times it lost the CPU while runnable.
     pub preempted: u64,
-    /// On a CPU since then; 0 when it is not.
+    /// Start of the present run; 0 while not on a CPU.
     pub on_since: u64,
 }
 
@@ -45,41 +45,41 @@ pub struct AccountTimes {
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub struct CoreVm {
-    /// Time on this core, up to the last switch.
+    /// Time on this core, up to the last context switch.
     pub used: u64,
-    /// On this core since then; 0 when it is not.
+    /// Start of the present run on this core; 0 while not on it.
     pub on_since: u64,
-    /// Times it went from nothing to run to runnable.
+    /// Changes from not runnable to runnable.
     pub wakes: u64,
-    /// Times it went from runnable to nothing to run.
+    /// Changes from runnable to not runnable.
     pub blocks: u32,
     /// Threads that run or wait here.
     pub runnable: i32,
-    /// Send one event when a packet comes.
+    /// Send one event for the next packet to this VM.
     pub notify_io: u32,
     /// Unused.
     pub _pad: u32,
-    /// When the last packet came that may want an answer: any but TCP segments without data.
+    /// Time of the last packet to the VM that may need a reply: any but TCP segments without data.
     pub request_at: u64,
-    /// When it sent the last packet that may be an answer.
+    /// Time of the VM's last packet that may be a reply.
     pub reply_at: u64,
 }
 
-/// Switches of one core, set by its controller.
+/// The notification flags of one core, set by its controller.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub struct CoreCtl {
-    /// A controller listens.
+    /// A controller reads the events.
     pub managed: u32,
-    /// Call it, once, when a VM becomes runnable.
+    /// Send one event when a VM becomes runnable.
     pub notify_wake: u32,
-    /// Call it when the running VM blocks.
+    /// Send an event when the running VM blocks.
     pub notify_block: u32,
     /// Events that did not fit into the ring.
     pub lost: u32,
 }
 
-/// What an [`Event`] says.
+/// The kind of an [`Event`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventKind {
     /// A packet came for a VM that waits for the core.
@@ -92,18 +92,18 @@ pub enum EventKind {
     Fork,
 }
 
-/// Message of the accounting program to a controller.
+/// A message of the accounting program to a controller.
 #[derive(Debug, Clone, Copy)]
 pub struct Event {
-    /// What happened.
+    /// Kind.
     pub kind: EventKind,
     /// Index of the VM.
     pub vm: u32,
-    /// Accounting account of the thread.
+    /// Account of the thread.
     pub account: u32,
-    /// Thread, where one is meant.
+    /// Thread, for [`EventKind::Wake`] and [`EventKind::Fork`].
     pub tid: i32,
-    /// When.
+    /// Time.
     pub now: u64,
 }
 
@@ -111,7 +111,7 @@ impl Event {
     /// Bytes of an event in the ring.
     pub(crate) const BYTES: usize = 24;
 
-    /// Reads `struct event`; `None` for a kind that is not known.
+    /// Parses `struct event`; `None` for an unknown kind.
     pub(crate) fn parse(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let word =
             |i: usize| u32::from_ne_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
@@ -134,8 +134,8 @@ impl Event {
     }
 }
 
-/// Lower and upper bound (ns) of a bucket of [`Account::hist`]: four buckets an octave from 1,024 ns on; the
-/// first also holds what is shorter, the last what is longer.
+/// Lower and upper bound (ns) of a bucket of [`Account::hist`]: four buckets an octave from 1,024 ns on. The first also
+/// counts shorter waits, the last longer ones.
 pub fn bucket_bounds(bucket: usize) -> (u64, u64) {
     let edge = |b: usize| (4 + (b % 4) as u64) << (b / 4 + 8);
     (
@@ -148,7 +148,7 @@ pub fn bucket_bounds(bucket: usize) -> (u64, u64) {
     )
 }
 
-/// The bucket that a wait (ns) falls into.
+/// The bucket of a wait (ns).
 pub fn bucket_of(ns: u64) -> usize {
     if ns < 1024 {
         return 0;

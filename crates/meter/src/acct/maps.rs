@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Maps of the accounting program, mapped into memory.
+//! The accounting program's maps, mapped into memory.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -14,9 +14,9 @@ use super::layout::{Account, AccountTimes, CoreCtl, CoreVm, HIST_BUCKETS, MAX_AC
 #[derive(Debug, thiserror::Error)]
 #[error("the {what} of the accounting program cannot be mapped: {source}")]
 pub struct MapError {
-    /// Which.
+    /// The map.
     pub what: &'static str,
-    /// Why.
+    /// The cause.
     pub source: io::Error,
 }
 
@@ -89,7 +89,7 @@ impl<T> Drop for Shared<T> {
     }
 }
 
-/// Accounting of all vCPUs, read-only.
+/// All accounts, read-only.
 pub struct Accounts(Shared<Account>);
 
 impl Accounts {
@@ -97,11 +97,12 @@ impl Accounts {
         Ok(Self(Shared::map(fd, MAX_ACCOUNTS, false, "vCPU table")?))
     }
 
-    /// The counters of one account (below [`MAX_ACCOUNTS`]): one cache line. Each is consistent, but they may be a switch apart.
+    /// The counters of one account (below [`MAX_ACCOUNTS`]): one cache line. Each counter is consistent, but they may be one
+    /// context switch apart.
     pub fn times(&self, account: u32) -> AccountTimes {
         let account = self.0.ptr(account as usize);
-        // SAFETY: in bounds and mapped; aligned words. A switch clears `on_since` before it adds to `run`, so that order of
-        // reading misses a run that ends meanwhile, and never counts it twice.
+        // SAFETY: in bounds and mapped; aligned words. A context switch clears `on_since` before it adds to `run`: read in
+        // this order, a run that ends meanwhile is missed, but never counted twice.
         unsafe {
             let times = &raw const (*account).times;
             let run = (&raw const (*times).run).read_volatile();
@@ -125,7 +126,7 @@ impl Accounts {
     }
 }
 
-/// What a slot controller sees and sets of its core.
+/// A controller's view of its core.
 pub struct CoreView {
     vms: Shared<CoreVm>,
     ctls: Shared<CoreCtl>,
@@ -134,6 +135,9 @@ pub struct CoreView {
 
 impl CoreView {
     /// Opens the view of core `cpu` of `cpus` from the maps' descriptors.
+    ///
+    /// # Errors
+    /// [`MapError`].
     pub fn open(
         core_vms: BorrowedFd<'_>,
         core_ctls: BorrowedFd<'_>,
@@ -159,17 +163,17 @@ impl CoreView {
         self.cpu * MAX_VMS + vm as usize
     }
 
-    /// State of a VM on this core.
+    /// The state of a VM on this core.
     pub fn vm(&self, vm: u32) -> CoreVm {
         self.vms.read(self.row(vm))
     }
 
-    /// What the VM has run on this core up to `now` (ns), including a run that is still going on.
+    /// Time that the VM has run on this core up to `now`, ns, including the present run.
     pub fn used(&self, vm: u32, now: u64) -> u64 {
         self.used_in(self.row(vm), now)
     }
 
-    /// The same of another core; 0 when there is no such core.
+    /// The same for another core; 0 when there is no such core.
     pub fn used_on(&self, cpu: u32, vm: u32, now: u64) -> u64 {
         assert!((vm as usize) < MAX_VMS);
         match cpu as usize * MAX_VMS + vm as usize {
@@ -180,7 +184,7 @@ impl CoreView {
 
     fn used_in(&self, row: usize, now: u64) -> u64 {
         let row = self.vms.ptr(row);
-        // The two words change together at a switch; read again when one is seen in between.
+        // The two words change together at a context switch; read again when one has changed in between.
         for _ in 0..8 {
             // SAFETY: in bounds and mapped; aligned words.
             let (before, since, after) = unsafe {
@@ -203,21 +207,21 @@ impl CoreView {
         unsafe { (&raw const (*row).used).read_volatile() }
     }
 
-    /// Asks for one [`super::EventKind::Io`] when a packet comes for the VM, or asks no more.
+    /// Requests one [`super::EventKind::Io`] for the next packet to the VM, or cancels the request.
     pub fn notify_io(&self, vm: u32, want: bool) {
         let row = self.vms.ptr(self.row(vm));
         // SAFETY: in bounds and mapped writable; one aligned word.
         unsafe { (&raw mut (*row).notify_io).write_volatile(u32::from(want)) };
     }
 
-    /// Forgets who is runnable of a VM (its index is about to be used by another, or counts went astray).
+    /// Sets the number of a VM's runnable threads to 0, before another VM gets its index.
     pub fn reset_runnable(&self, vm: u32) {
         let row = self.vms.ptr(self.row(vm));
         // SAFETY: in bounds and mapped writable; one aligned word.
         unsafe { (&raw mut (*row).runnable).write_volatile(0) };
     }
 
-    /// Sets which events wake this core's controller: the next VM that becomes runnable, and each that blocks.
+    /// Chooses the events that wake this core's controller: the next VM that becomes runnable, and each VM that blocks.
     pub fn notify(&self, wake: bool, block: bool) {
         let ctl = self.ctls.ptr(self.cpu);
         // SAFETY: in bounds and mapped writable; aligned words.
@@ -227,7 +231,7 @@ impl CoreView {
         }
     }
 
-    /// Says whether a controller listens; without one nothing is sent.
+    /// Tells the accounting program whether a controller reads events; without one it sends none.
     pub fn set_managed(&self, managed: bool) {
         let ctl = self.ctls.ptr(self.cpu);
         // SAFETY: in bounds and mapped writable; one aligned word.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Exact time accounting at context switches, by a BPF program (bpf/acct.bpf.c).
 //!
-//! [`Acct`] loads and attaches the program and enrols threads. Its results lie in maps that are mapped into
-//! memory, so that reading them costs no system call: [`Accounts`] for the meter, [`CoreView`] for a account
-//! controller, which also gets its events (VM woke, VM blocked, packet came, thread made) through [`Ring`].
+//! [`Acct`] loads and attaches the program and enrols threads. The results lie in maps that are mapped into memory, so reading
+//! them takes no system call: [`Accounts`] for the meter, [`CoreView`] for a slot controller. The controller gets events (a VM
+//! woke or blocked, a packet came, a thread was created) through [`Ring`].
 
 mod layout;
 mod maps;
@@ -25,7 +25,7 @@ use layout::RING_BYTES;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/acct.bpf.o"));
 
-/// Why accounting is not to be had.
+/// Why exact accounting is unavailable.
 #[derive(Debug, thiserror::Error)]
 pub enum AcctError {
     /// The kernel has no type information, which the program needs.
@@ -46,7 +46,7 @@ pub enum AcctError {
     },
     /// More VMs or vCPUs than the maps hold.
     #[error(
-        "thread {tid} has VM {vm} and account {account}, beyond {MAX_VMS} VMs and {MAX_ACCOUNTS} accounts"
+        "cannot account thread {tid} to VM {vm} and account {account}: there is room for {MAX_VMS} VMs and {MAX_ACCOUNTS} accounts"
     )]
     Full {
         /// Thread.
@@ -73,7 +73,7 @@ fn at(step: &'static str) -> impl Fn(libbpf_rs::Error) -> AcctError {
     }
 }
 
-/// The loaded and attached accounting program. Dropping it detaches it.
+/// The loaded and attached accounting program. Dropping it detaches the program.
 pub struct Acct {
     object: Object,
     links: Vec<Link>,
@@ -91,21 +91,21 @@ impl std::fmt::Debug for Acct {
     }
 }
 
-/// Which packets of an interface go to its VM; the others come from it.
+/// Which packets of an interface go to its VM. The others come from the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum GuestPackets {
-    /// Those sent to it: a tap.
+    /// Those that the host transmits on it: a tap.
     Transmitted = 0,
-    /// Those that arrive at it: an interface that the VM reads by a packet socket.
+    /// Those that the host receives on it: an interface that the VM reads through a packet socket.
     Received = 1,
 }
 
-/// Whether this program is met by every packet of the host: it is attached when a NIC is to be watched.
+/// Whether the program runs for every packet of the host; such programs are attached when the first NIC is watched.
 fn is_for_packets(prog: &libbpf_rs::ProgramMut<'_>) -> bool {
     ["on_xmit", "on_receive"].iter().any(|n| prog.name() == *n)
 }
 
-/// Descriptors that a controller of one core needs to open its [`CoreView`] and [`Ring`].
+/// The descriptors from which a controller opens its [`CoreView`] and [`Ring`].
 #[derive(Debug)]
 pub struct CoreFds {
     /// Map of [`CoreVm`].
@@ -118,11 +118,14 @@ pub struct CoreFds {
 
 impl Acct {
     /// Loads and attaches the program. Needs root (CAP_BPF and CAP_PERFMON) and kernel BTF.
+    ///
+    /// # Errors
+    /// [`AcctError`].
     pub fn load() -> Result<Self, AcctError> {
         if !std::path::Path::new("/sys/kernel/btf/vmlinux").exists() {
             return Err(AcctError::NoBtf);
         }
-        // What libbpf has to say comes back in its errors; its own printing would only confuse.
+        // libbpf's errors carry its messages; printing them too would confuse.
         libbpf_rs::set_print(None);
         let cpus = libbpf_rs::num_possible_cpus().map_err(at("counting CPUs"))? as u32;
         let mut open = ObjectBuilder::default()
@@ -161,13 +164,16 @@ impl Acct {
         self.cpus
     }
 
-    /// Accounting of all vCPUs.
+    /// All accounts.
     pub fn accounts(&self) -> &Accounts {
         &self.accounts
     }
 
-    /// From now on `tid` is accounted to VM `vm` (below [`MAX_VMS`]) and account `account` (below [`MAX_ACCOUNTS`]), and
-    /// so is every thread it makes. Returns whether the thread exists.
+    /// Accounts `tid`, and every thread that it creates, to VM `vm` (below [`MAX_VMS`]) and account `account` (below
+    /// [`MAX_ACCOUNTS`]) from now on. Returns whether the thread exists.
+    ///
+    /// # Errors
+    /// [`AcctError`].
     pub fn enrol(&mut self, tid: i32, vm: u32, account: u32) -> Result<bool, AcctError> {
         if vm as usize >= MAX_VMS || account as usize >= MAX_ACCOUNTS {
             return Err(AcctError::Full { tid, vm, account });
@@ -175,7 +181,10 @@ impl Acct {
         self.call_enrol(tid, vm, account)
     }
 
-    /// The thread is accounted no more.
+    /// Stops accounting a thread. Returns whether it was accounted.
+    ///
+    /// # Errors
+    /// [`AcctError`].
     pub fn unenrol(&mut self, tid: i32) -> Result<bool, AcctError> {
         self.call_enrol(tid, NO_VM, 0)
     }
@@ -188,7 +197,10 @@ impl Acct {
         Ok(self.run("enrol", &mut args)? == 1)
     }
 
-    /// Makes the event ring of a core and returns what its controller needs.
+    /// Creates the event ring of a core and returns the descriptors for its controller.
+    ///
+    /// # Errors
+    /// [`AcctError`].
     pub fn prepare_core(&mut self, cpu: u32) -> Result<CoreFds, AcctError> {
         let opts = libbpf_rs::libbpf_sys::bpf_map_create_opts {
             sz: size_of::<libbpf_rs::libbpf_sys::bpf_map_create_opts>() as _,
@@ -219,8 +231,11 @@ impl Acct {
         Ok(fds)
     }
 
-    /// This interface (`ifindex` in the network namespace with inode number `netns`) is `vm`'s, which takes
-    /// interrupts on core `cpu`; packets that go `way` are for it.
+    /// Reports packets of an interface (`ifindex` in the network namespace with inode number `netns`) that go to VM `vm`, which
+    /// takes interrupts on core `cpu`. `to_guest` tells which packets those are.
+    ///
+    /// # Errors
+    /// [`AcctError`].
     pub fn watch_nic(
         &mut self,
         ifindex: u32,
@@ -243,7 +258,10 @@ impl Acct {
             .map_err(at("watching a NIC"))
     }
 
-    /// Packets of this interface are nobody's any more.
+    /// Stops reporting packets of an interface.
+    ///
+    /// # Errors
+    /// [`AcctError`].
     pub fn unwatch_nic(&mut self, ifindex: u32, netns: u32) -> Result<(), AcctError> {
         match map(&self.object, "nics")?.delete(&nic_key(ifindex, netns)) {
             Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => Err(at("unwatching a NIC")(e)),

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reader of a BPF ring buffer (kernel: Documentation/bpf/ringbuf.rst), without allocation.
+//! Reads a BPF ring buffer (kernel: Documentation/bpf/ringbuf.rst) without allocation.
 //!
-//! libbpf's own reader would serve as well, but takes a callback and an allocated list of rings; a account
-//! controller wants a plain loop over its one ring.
+//! libbpf's reader takes a callback and an allocated list of rings; a slot controller needs a plain loop over one ring.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -18,7 +17,7 @@ const BUSY: u32 = 1 << 31;
 const DISCARD: u32 = 1 << 30;
 const HEADER: u64 = 8;
 
-/// Consumer's end of an event ring.
+/// The consumer's end of an event ring.
 pub struct Ring {
     consumer: NonNull<u8>,
     producer: NonNull<u8>,
@@ -30,7 +29,10 @@ pub struct Ring {
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// Maps a ring of `bytes` of data (a power of two, as it was made).
+    /// Maps a ring that [`super::Acct::prepare_core`] created.
+    ///
+    /// # Errors
+    /// [`MapError`].
     pub fn open(fd: BorrowedFd<'_>) -> Result<Self, MapError> {
         let page = rustix::param::page_size();
         let bytes = RING_BYTES as usize;
@@ -73,7 +75,7 @@ impl Ring {
         })
     }
 
-    /// Takes the next event, if there is one.
+    /// Removes and returns the next event, if there is one.
     pub fn pop(&mut self) -> Option<Event> {
         // SAFETY: both positions are aligned words at the start of pages that stay mapped.
         let (consumed, produced) = unsafe {

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The meter on this process, by schedstat: that needs no privilege.
+//! The meter on this process, by schedstat, which needs no privilege.
 
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
-use viola_host::{CpuSet, Hypervisor, Nic, Vcpu, proc};
+use viola_host::{CpuSet, Hypervisor, Nic, Thread, Vcpu, proc};
 
 use super::*;
+use crate::acct::{AccountTimes, HIST_BUCKETS, bucket_of};
 use crate::waits::WAIT_WINDOW_SECONDS;
 
-/// This thread as a VM of one vCPU, whose NIC is the loopback interface.
+/// This thread as a VM of one vCPU whose NIC is the loopback interface.
 fn me(name: &str) -> Vm {
     let pid = std::process::id();
     let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
@@ -55,7 +56,7 @@ fn spin(span: Duration) {
 }
 
 #[test]
-fn a_snapshot_is_of_all_the_time_since_the_last_one_however_often_times_were_read() {
+fn a_snapshot_covers_the_time_since_the_last_one_however_often_times_were_read() {
     let mut meter = Meter::sampled();
     meter.follow(&[me("a")]).unwrap();
     meter.snapshot();
@@ -83,27 +84,27 @@ fn a_snapshot_is_of_all_the_time_since_the_last_one_however_often_times_were_rea
 }
 
 #[test]
-fn spent_is_what_came_since_it_was_asked_for() {
+fn spent_is_the_time_since_the_last_call() {
     let at = |run, wait| AccountTimes {
         run,
         wait,
         ..AccountTimes::default()
     };
-    let mut row = Row {
+    let mut reading = Reading {
         is_used: true,
         before: at(100, 10),
         now: at(160, 15),
     };
-    let spent = row.spent(80);
+    let spent = reading.spent(80);
     assert_eq!((spent.run, spent.wait, spent.blocked), (60, 5, 15));
-    assert_eq!(row.spent(80).run, 0);
-    row.now = at(300, 15);
-    let spent = row.spent(80);
+    assert_eq!(reading.spent(80).run, 0);
+    reading.now = at(300, 15);
+    let spent = reading.spent(80);
     assert_eq!((spent.run, spent.blocked), (140, 0), "never below nothing");
 }
 
 #[test]
-fn a_snapshot_that_is_used_again_holds_nothing_of_before() {
+fn a_reused_snapshot_keeps_no_old_values() {
     let mut meter = Meter::sampled();
     meter.follow(&[me("a"), me("b")]).unwrap();
     let long_ago = now() - 60 * SECOND;
@@ -112,7 +113,7 @@ fn a_snapshot_that_is_used_again_holds_nothing_of_before() {
             at: long_ago,
             ..Snapshot::default()
         };
-        meter.shape(&mut old);
+        meter.fit_vms(&mut old);
         old.vms[0].traffic.rx_packets = u64::MAX;
         old.vms[1].vcpus[0].run = u64::MAX;
         old.vms[1].service.wait = 5;
@@ -135,7 +136,7 @@ fn a_snapshot_that_is_used_again_holds_nothing_of_before() {
 }
 
 #[test]
-fn what_disks_did_before_a_vm_was_met_is_not_counted() {
+fn disk_traffic_before_a_vm_was_followed_does_not_count() {
     let folder = std::env::current_exe().unwrap();
     let file = folder.with_file_name(format!("written-{}", std::process::id()));
     std::fs::write(&file, vec![1; 1 << 20]).unwrap();
@@ -156,7 +157,7 @@ fn what_disks_did_before_a_vm_was_met_is_not_counted() {
 }
 
 #[test]
-fn recent_snapshots_are_kept_but_not_without_bounds() {
+fn the_history_is_bounded() {
     let mut meter = Meter::sampled();
     for _ in 0..MAX_HISTORY + 50 {
         meter.snapshot();
@@ -171,7 +172,7 @@ fn recent_snapshots_are_kept_but_not_without_bounds() {
 }
 
 #[test]
-fn sampled_waits_are_counted_since_the_vm_was_met() {
+fn sampled_waits_count_while_they_are_in_the_window() {
     let mut meter = Meter::sampled();
     meter.follow(&[me("a")]).unwrap();
     let id = me("a").id;
@@ -187,7 +188,7 @@ fn sampled_waits_are_counted_since_the_vm_was_met() {
     let t = meter.vms.get_mut(&id).unwrap();
     let now = now() / SECOND;
     for second in 1..=WAIT_WINDOW_SECONDS as u64 + 1 {
-        t.vcpus[0].mark(&Source::SchedStat, now + second);
+        t.vcpus[0].log_waits(&TimeSource::SchedStat, now + second);
     }
     assert_eq!(meter.vm_waits(&id).count(), 0);
     assert_eq!(meter.vm_waits(&me("b").id).count(), 0);

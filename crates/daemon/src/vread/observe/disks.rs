@@ -308,7 +308,7 @@ mod tests {
             false,
         );
         assert!(disks.is_empty());
-        assert_eq!(why, ["/etc/hostname: the VM has no such file open"]);
+        assert_eq!(why, ["/etc/hostname: the VM does not have this file open"]);
     }
 
     #[test]

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One process that runs a VM: what it is, and its VM as of the last refresh.
+
+use std::time::{Duration, Instant};
+
+use super::process::ProcessIdentity;
+use crate::cgroup::Mounts;
+use crate::cpuset::CpuSet;
+use crate::error::HostError;
+use crate::microvm::{self, MicroVm};
+use crate::netns::{self, ConfiguredNic};
+use crate::paths::absolute;
+use crate::proc::{self, Stat};
+use crate::qemu::{self, Qemu, QemuArgs};
+use crate::thread::{Thread, Tid};
+use crate::uml::{self, UmlArgs};
+use crate::vm::{Hypervisor, Vm, VmId, printable};
+
+/// Interface numbers are resolved again after this time, in case an interface was created anew.
+const NIC_REFRESH_INTERVAL: Duration = Duration::from_secs(60);
+
+/// A process that runs a VM.
+pub(super) struct VmProcess {
+    pub(super) identity: ProcessIdentity,
+    pub(super) id: Option<VmId>,
+    pub(super) ppid: Tid,
+    pub(super) single_threaded: bool,
+    pub(super) vmm: Vmm,
+    pub(super) nics: Vec<ConfiguredNic>,
+    pub(super) nics_resolved: Option<Instant>,
+    pub(super) vm: Option<Vm>,
+}
+
+/// What is known of the process, by hypervisor.
+pub(super) enum Vmm {
+    Uml(UmlArgs),
+    Qemu(Box<Qemu>),
+    MicroVm(Box<MicroVm>),
+}
+
+impl Vmm {
+    pub(super) fn hypervisor(&self) -> Hypervisor {
+        match self {
+            Self::Uml(_) => Hypervisor::Uml,
+            Self::Qemu(_) => Hypervisor::Qemu,
+            Self::MicroVm(microvm) => microvm.hypervisor(),
+        }
+    }
+}
+
+impl VmProcess {
+    /// Reads the VM again. Returns `false` when it has ended.
+    pub(super) fn update(
+        &mut self,
+        pid: Tid,
+        kernel: &[Thread],
+        mounts: &Mounts,
+        warnings: &mut Vec<String>,
+    ) -> Result<bool, HostError> {
+        let is_new = self.vm.is_none();
+        let (vcpus, service, queried) = match &mut self.vmm {
+            Vmm::Uml(args) => {
+                let before = self.vm.as_ref().map_or(&[][..], |vm| &vm.service);
+                let ncpus = args.ncpus.unwrap_or(1);
+                let (vcpus, service) = uml::threads(pid, ncpus, before)?;
+                let known = vcpus.len() as u32;
+                if (1..ncpus).contains(&known) {
+                    warnings.push(format!(
+                        "process {pid}: found only {known} of this UML guest's {ncpus} vCPUs; \
+                         wait if it is booting, else start it with ncpus={known}"
+                    ));
+                }
+                (vcpus, service, false)
+            }
+            Vmm::Qemu(qemu) => {
+                let now = qemu.update(pid, kernel)?;
+                warnings.extend(now.warning);
+                (now.vcpus, now.service, now.queried)
+            }
+            Vmm::MicroVm(microvm) => {
+                let now = microvm.update(pid)?;
+                (now.vcpus, now.service, now.queried)
+            }
+        };
+        if vcpus.is_empty() && service.is_empty() {
+            return Ok(false);
+        }
+        let (name, disks) = match (&self.vm, &self.vmm) {
+            (Some(vm), _) if !queried => (vm.name.clone(), vm.disks.clone()),
+            (Some(vm), Vmm::Qemu(qemu)) => (vm.name.clone(), qemu.disks(pid)),
+            (_, Vmm::MicroVm(microvm)) => (microvm.name(pid), microvm.disks(pid)),
+            (_, Vmm::Qemu(qemu)) => (printable(&qemu.name(pid)), qemu.disks(pid)),
+            (_, Vmm::Uml(args)) => {
+                let mut disks = args.disks.clone();
+                for disk in &mut disks {
+                    disk.path = absolute(pid, std::mem::take(&mut disk.path));
+                }
+                (uml::name(pid, args)?, disks)
+            }
+        };
+        if is_new || queried {
+            self.nics = match &self.vmm {
+                Vmm::Uml(args) => args.nics.clone(),
+                Vmm::Qemu(qemu) => qemu.nics(pid)?,
+                Vmm::MicroVm(microvm) => microvm.nics(pid)?,
+            };
+        }
+        let is_complete = |vm: &Vm| {
+            vm.nics.len() == self.nics.len() && vm.nics.iter().all(|nic| nic.ifindex.is_some())
+        };
+        let is_fresh = !queried
+            && self
+                .nics_resolved
+                .is_some_and(|at| at.elapsed() < NIC_REFRESH_INTERVAL);
+        let nics = match &self.vm {
+            Some(vm) if is_fresh && is_complete(vm) => vm.nics.clone(),
+            _ => {
+                self.nics_resolved = Some(Instant::now());
+                netns::resolve(pid, &self.nics)
+            }
+        };
+        let first_threads: Vec<Tid> = vcpus
+            .iter()
+            .filter_map(|v| v.threads.first())
+            .map(|t| t.tid)
+            .collect();
+        let mut cores = CpuSet::new();
+        vcpus.iter().for_each(|vcpu| cores.extend(&vcpu.cores));
+        if vcpus.is_empty() {
+            cores = proc::affinity(pid)?.unwrap_or_default();
+        }
+        let hypervisor = self.vmm.hypervisor();
+        self.vm = Some(Vm {
+            id: VmId::new(hypervisor, &name),
+            name,
+            hypervisor,
+            pid,
+            start_time: self.identity.start_time,
+            vcpus,
+            service,
+            disks,
+            nics,
+            cgroup: mounts.of_vm(pid, &first_threads)?,
+            cores,
+            status: match &self.vmm {
+                Vmm::Uml(_) => None,
+                Vmm::Qemu(qemu) => qemu.status(),
+                Vmm::MicroVm(microvm) => microvm.status(),
+            },
+            uuid: match &self.vmm {
+                Vmm::Uml(_) | Vmm::MicroVm(_) => None,
+                Vmm::Qemu(qemu) => qemu.uuid(),
+            },
+            libvirt: false,
+        });
+        Ok(true)
+    }
+}
+
+/// Whether a process runs a VM, by its program and command line.
+pub(super) fn identify(stat: &Stat) -> Result<Option<Vmm>, HostError> {
+    let Some(args) = proc::cmdline(stat.tid)? else {
+        return Ok(None);
+    };
+    let after_name = args.get(1..).unwrap_or_default();
+    if qemu::is_qemu(stat, &args)? {
+        let qemu = Qemu::new(QemuArgs::parse(after_name));
+        return Ok(Some(Vmm::Qemu(Box::new(qemu))));
+    }
+    if let Some(hypervisor) = microvm::hypervisor(stat, &args)? {
+        let microvm = MicroVm::new(hypervisor, after_name);
+        return Ok(Some(Vmm::MicroVm(Box::new(microvm))));
+    }
+    if uml::is_uml(stat.tid, &args)? {
+        return Ok(Some(Vmm::Uml(UmlArgs::parse(after_name))));
+    }
+    Ok(None)
+}
