@@ -11,9 +11,7 @@ use viola_host::{NicKind, Vm, VmId, counters};
 use crate::acct::{AccountTimes, Acct, AcctError, GuestPackets, MAX_ACCOUNTS, MAX_VMS};
 use crate::hist::WaitHist;
 use crate::snapshot::{Snapshot, Times, Traffic, VmSample};
-use counters::{
-    Reading, SECOND, ThreadGroup, TimeSource, TrackedVm, difference, enrol, now, sample,
-};
+use groups::{Reading, SECOND, ThreadGroup, TimeSource, TrackedVm, difference, enrol, now, sample};
 
 /// Fewest snapshots kept once there were so many.
 pub const MIN_HISTORY: usize = 50;
