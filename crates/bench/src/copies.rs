@@ -38,14 +38,14 @@ const MIB: usize = 1 << 20;
 /// The files `f0` and `f1`; what a copy of none of their bytes takes is in each figure, too.
 const SIZES: [usize; 2] = [64 * MIB, 256 * MIB];
 /// Room for their copies.
-const MORE: usize = 512 * MIB;
+const COPY_ROOM: usize = 512 * MIB;
 const NEIGHBOURS: usize = 3;
 const SIDES: [&str; 2] = ["stock", "viola"];
-const BOOT: Duration = Duration::from_secs(25);
+const BOOT_TIME: Duration = Duration::from_secs(25);
 /// Longest that a guest may take to be served, or its counts.
-const PATIENCE: Duration = Duration::from_secs(90);
+const SERVICE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Longest that one copy may take.
-const LONGEST: Duration = Duration::from_secs(300);
+const COPY_TIMEOUT: Duration = Duration::from_secs(300);
 /// A program's environment in the guest.
 const LIBRARY: &str = "LD_PRELOAD=/usr/lib/libvpipe_preload.so VIOLA_PIPE_SOCKET=/tmp/n/pipe.sock";
 
@@ -115,7 +115,7 @@ struct Reading {
 }
 
 /// Of each side.
-type Found = BTreeMap<Cell, [Vec<Reading>; 2]>;
+type Measurements = BTreeMap<Cell, [Vec<Reading>; 2]>;
 
 /// Runs it, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
@@ -134,12 +134,12 @@ pub fn run(options: &Options) -> Outcome {
     let each: Duration = cells.iter().map(Cell::length).sum();
     let mut disks: Vec<Disk> = cells.iter().map(|cell| cell.disk).collect();
     disks.dedup();
-    let whole = each * rounds as u32 + BOOT * disks.len() as u32;
+    let whole = each * rounds as u32 + BOOT_TIME * disks.len() as u32;
     let mut progress = Progress::new(whole);
     progress.say(&format!("copies: {rounds} rounds, about {}", clock(whole)));
-    let mut found = Found::new();
+    let mut found = Measurements::new();
     for disk in disks {
-        progress.step(&format!("{}: boot", disk.name()), BOOT);
+        progress.step(&format!("{}: boot", disk.name()), BOOT_TIME);
         // whoever starts a QEMU has to live on, and the VM's tap is where it was started
         let netns = Netns::new().map_err(Failure::run)?;
         let cells: Vec<Cell> = cells.iter().copied().filter(|c| c.disk == disk).collect();
@@ -163,7 +163,7 @@ fn measure(
     cells: &[Cell],
     options: &Options,
     progress: &mut Progress,
-    found: &mut Found,
+    found: &mut Measurements,
 ) -> Outcome {
     let rounds = options.rounds();
     let vm = Vm::boot(disk)?;
@@ -190,7 +190,7 @@ fn measure(
     vm.has_copied(copies)
 }
 
-fn rows(found: &Found) -> Vec<Row> {
+fn rows(found: &Measurements) -> Vec<Row> {
     let mut rows = Vec::new();
     for (cell, sides) in found {
         let mib = (SIZES[cell.file] / MIB) as f64;
@@ -243,7 +243,7 @@ impl Vm {
             &folder.0,
             "d.img",
             &tree,
-            SIZES.iter().sum::<usize>() + MORE,
+            SIZES.iter().sum::<usize>() + COPY_ROOM,
         )?;
         fs::remove_dir_all(&tree).map_err(failed)?;
         let root = Paths::find().map_err(lab_failure)?.image.join("root");
@@ -282,7 +282,10 @@ impl Vm {
     }
 
     fn sh(&self, script: &str) -> Outcome<String> {
-        let output = self.machine.exec(script, LONGEST).map_err(lab_failure)?;
+        let output = self
+            .machine
+            .exec(script, COPY_TIMEOUT)
+            .map_err(lab_failure)?;
         match output.status {
             0 => Ok(output.stdout),
             _ => Err(Failure::run(format!(
@@ -351,7 +354,7 @@ impl Vm {
             if wanted(&pipes) {
                 return Ok(());
             }
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > SERVICE_TIMEOUT {
                 let says = self.daemon.last_words();
                 return Err(Failure::run(format!("{NAME}: {what}; the daemon: {says}")));
             }

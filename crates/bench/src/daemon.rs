@@ -53,12 +53,12 @@ const CELLS: [Cell; 4] = [
 ];
 
 /// What a vCPU does in turn, microseconds.
-const WORK: u64 = 50;
-const SLEEP: u64 = 50_000;
+const WORK_US: u64 = 50;
+const SLEEP_US: u64 = 50_000;
 /// After so long histories are as full as they matter, and all VMs are known.
-const SETTLE: Duration = Duration::from_secs(8);
+const SETTLE_TIME: Duration = Duration::from_secs(8);
 /// How long all VMs may take to be found.
-const PATIENCE: Duration = Duration::from_secs(60);
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Cell {
     fn name(&self) -> String {
@@ -91,7 +91,7 @@ pub fn run(options: &Options) -> Outcome {
         let e = std::io::Error::last_os_error();
         return Err(Failure::run(format!("a network namespace: {e}")));
     }
-    let each = SETTLE + measured + Duration::from_secs(3);
+    let each = SETTLE_TIME + measured + Duration::from_secs(3);
     let whole = each * (rounds * cells.len()) as u32;
     let mut progress = Progress::new(whole);
     progress.say(&format!("daemon: {rounds} rounds, about {}", clock(whole)));
@@ -111,7 +111,7 @@ pub fn run(options: &Options) -> Outcome {
     table::print(&row::table(&rows).text())?;
     let whole = rounds >= 5 && cells.len() == CELLS.len() && !options.quick;
     let path = options.path("daemon", whole);
-    let guests = format!("threads that work {WORK} us and sleep {SLEEP} us, 3 or 4 a VM");
+    let guests = format!("threads that work {WORK_US} us and sleep {SLEEP_US} us, 3 or 4 a VM");
     let mut results = Results::new(rounds, &guests, rows);
     results.explain(&Causes::read(Path::new("bench/why-daemon.toml"))?);
     results.write(&path)?;
@@ -158,10 +158,10 @@ fn rows(found: &[Reading]) -> Vec<Row> {
 
 fn measure(i: usize, span: Duration) -> Outcome<Reading> {
     let cell = CELLS[i];
-    let bed = Bed::new(cell)?;
+    let bed = TestBed::new(cell)?;
     let pid = bed.daemon.id();
     bed.wait()?;
-    nap(SETTLE)?;
+    nap(SETTLE_TIME)?;
     let before = cpu::tree(pid);
     nap(span)?;
     let used = cpu::tree(pid).since(&before)[0];
@@ -195,14 +195,14 @@ fn peak_mib(pid: u32) -> Outcome<f64> {
 }
 
 /// VMs and a daemon; all of it is gone when this is dropped.
-struct Bed {
+struct TestBed {
     folder: PathBuf,
     vms: Vec<Child>,
     daemon: Child,
     cell: Cell,
 }
 
-impl Bed {
+impl TestBed {
     fn new(cell: Cell) -> Outcome<Self> {
         let folder = std::env::temp_dir().join(format!("viola-daemon-{}", std::process::id()));
         std::fs::create_dir_all(&folder).map_err(failed)?;
@@ -255,7 +255,7 @@ impl Bed {
 
     /// Waits until the daemon knows all VMs.
     fn wait(&self) -> Outcome {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + DISCOVERY_TIMEOUT;
         loop {
             interrupt::check()?;
             let seen = self.seen().map_or(0, |list| list.vms.len());
@@ -290,7 +290,7 @@ fn not_metered(list: &VmList, cell: Cell) -> Option<String> {
     }
 }
 
-impl Drop for Bed {
+impl Drop for TestBed {
     fn drop(&mut self) {
         let pid = rustix::process::Pid::from_child(&self.daemon);
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
@@ -307,7 +307,7 @@ fn failed(e: std::io::Error) -> Failure {
 fn start_vm(program: &Path, n: usize, vcpus: usize) -> std::io::Result<Child> {
     Command::new(program)
         .args(["internal", "stand", "vm"])
-        .args([vcpus as u64, WORK, SLEEP].map(|n| n.to_string()))
+        .args([vcpus as u64, WORK_US, SLEEP_US].map(|n| n.to_string()))
         .args(["-name", &format!("vm{n:03}")])
         .stdin(Stdio::null())
         .stdout(Stdio::null())

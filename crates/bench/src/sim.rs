@@ -24,7 +24,7 @@ const HOST_SECONDS: f64 = 600.0;
 const FLEETS: [usize; 3] = [100, 1000, 10_000];
 
 /// How long a core computes before it is measured.
-const WARM: Duration = Duration::from_secs(2);
+const WARM_UP: Duration = Duration::from_secs(2);
 
 /// What one run took.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -61,7 +61,7 @@ impl Cell {
     /// About how long it takes.
     fn time(self) -> Duration {
         match self {
-            Self::Host => WARM + Duration::from_secs(1),
+            Self::Host => WARM_UP + Duration::from_secs(1),
             Self::Fleet(hosts) => Duration::from_millis(4 * hosts as u64),
         }
     }
@@ -129,7 +129,7 @@ fn on_a_warm_core<T>(run: impl FnOnce() -> std::io::Result<T>) -> std::io::Resul
     one.set(sched_getcpu());
     sched_setaffinity(None, &one)?;
     let begin = Instant::now();
-    while begin.elapsed() < WARM {
+    while begin.elapsed() < WARM_UP {
         clock_ghz();
     }
     let done = run();

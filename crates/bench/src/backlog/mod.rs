@@ -42,8 +42,8 @@ const FAR: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
 const PORT: u16 = 5001;
 const NEIGHBOURS: usize = 3;
 const SIDES: [&str; 2] = ["stock", "early"];
-const BOOT: Duration = Duration::from_secs(25);
-const PATIENCE: Duration = Duration::from_secs(120);
+const BOOT_TIME: Duration = Duration::from_secs(25);
+const SCRIPT_TIMEOUT: Duration = Duration::from_secs(120);
 const TC: &str = "/usr/sbin/tc";
 const IN_FAR: &str = "/usr/bin/ip netns exec far";
 const PARAMETERS: &str = "/sys/module/viola_ack/parameters";
@@ -57,7 +57,7 @@ struct Reading {
 }
 
 /// Of each side, by the cell's place.
-type Found = BTreeMap<usize, [Vec<Reading>; 2]>;
+type Measurements = BTreeMap<usize, [Vec<Reading>; 2]>;
 
 /// Runs it, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
@@ -74,11 +74,11 @@ pub fn run(options: &Options) -> Outcome {
     }
     let rounds = options.rounds();
     let round: Duration = cells.iter().map(|at| CELLS[*at].whole()).sum();
-    let whole = BOOT + round * (rounds * SIDES.len()) as u32;
+    let whole = BOOT_TIME + round * (rounds * SIDES.len()) as u32;
     let mut progress = Progress::new(whole);
     progress.say(&format!("backlog: {rounds} rounds, about {}", clock(whole)));
-    progress.step("boot", BOOT);
-    let mut found = Found::new();
+    progress.step("boot", BOOT_TIME);
+    let mut found = Measurements::new();
     // whoever starts a QEMU has to live on, and the VM's tap is where it was started
     let netns = Netns::new().map_err(Failure::run)?;
     let measured = || measure(&cells, options, &mut progress, &mut found);
@@ -98,7 +98,7 @@ fn measure(
     cells: &[usize],
     options: &Options,
     progress: &mut Progress,
-    found: &mut Found,
+    found: &mut Measurements,
 ) -> Outcome {
     let rounds = options.rounds();
     let vm = Vm::boot(options.core)?;
@@ -118,7 +118,7 @@ fn measure(
     Ok(())
 }
 
-fn rows(found: &Found) -> Vec<Row> {
+fn rows(found: &Measurements) -> Vec<Row> {
     let mut rows = Vec::new();
     for (at, sides) in found {
         let cell = &CELLS[*at];
@@ -238,7 +238,10 @@ impl Vm {
 
     fn sh(&self, script: &str) -> Outcome<String> {
         let script = format!("set -e; {script}");
-        let output = self.machine.exec(&script, PATIENCE).map_err(lab_failure)?;
+        let output = self
+            .machine
+            .exec(&script, SCRIPT_TIMEOUT)
+            .map_err(lab_failure)?;
         match output.status {
             0 => Ok(output.stdout),
             _ => Err(Failure::run(format!(
@@ -433,7 +436,7 @@ mod tests {
             },
             early: 0,
         };
-        let found = Found::from([(5, [vec![reading(5000.0)], vec![reading(1000.0)]])]);
+        let found = Measurements::from([(5, [vec![reading(5000.0)], vec![reading(1000.0)]])]);
         let rows = rows(&found);
         let of = |what: &str| {
             let row = rows.iter().find(|row| row.name.ends_with(what)).unwrap();

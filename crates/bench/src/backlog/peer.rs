@@ -25,11 +25,11 @@ use viola_cli::error::{Failure, chain};
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
 /// Longest wait for anything of the other end.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PEER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes after which the stream's contents begin anew: no multiple of any segment's or buffer's size.
-const PERIOD: usize = 65_521;
+const PATTERN_BYTES: usize = 65_521;
 /// Bytes of one send().
-const PIECE: usize = 64 << 10;
+const SEND_BYTES: usize = 64 << 10;
 
 /// What a receiver found.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -90,10 +90,10 @@ fn carry_out(words: &[&str]) -> Outcome {
 /// The stream's contents from any place of a period on, for a read or a send.
 fn contents(most: usize) -> Vec<u8> {
     let byte = |at: usize| {
-        let mixed = ((at % PERIOD) as u32).wrapping_mul(0x9E37_79B1);
+        let mixed = ((at % PATTERN_BYTES) as u32).wrapping_mul(0x9E37_79B1);
         (mixed >> 24) as u8
     };
-    (0..PERIOD + most).map(byte).collect()
+    (0..PATTERN_BYTES + most).map(byte).collect()
 }
 
 fn accept(port: u16, buffer: usize) -> Outcome<TcpStream> {
@@ -102,7 +102,7 @@ fn accept(port: u16, buffer: usize) -> Outcome<TcpStream> {
         sockopt::set_socket_recv_buffer_size(&listener, buffer)?;
     }
     let stream = listener.accept()?.0;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(PEER_TIMEOUT))?;
     Ok(stream)
 }
 
@@ -117,7 +117,7 @@ fn receive(port: u16, size: usize, buffer: usize, pause: Duration, stop: u64) ->
         match stream.read(&mut got) {
             Ok(0) => break "end".to_owned(),
             Ok(n) => {
-                let at = (bytes % PERIOD as u64) as usize;
+                let at = (bytes % PATTERN_BYTES as u64) as usize;
                 right &= got[..n] == due[at..at + n];
                 bytes += n as u64;
             }
@@ -140,16 +140,16 @@ fn receive(port: u16, size: usize, buffer: usize, pause: Duration, stop: u64) ->
 
 /// Sends for this long.
 pub fn send(to: SocketAddr, length: Duration) -> Outcome<Sent> {
-    let due = contents(PIECE);
-    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let due = contents(SEND_BYTES);
+    let mut stream = TcpStream::connect_timeout(&to, PEER_TIMEOUT)?;
+    stream.set_write_timeout(Some(PEER_TIMEOUT))?;
+    stream.set_read_timeout(Some(PEER_TIMEOUT))?;
     let begun = Instant::now();
     let (mut bytes, mut trips, mut looks, mut retransmits) = (0_u64, 0.0, 0_u32, 0);
     let mut ended = None;
     while begun.elapsed() < length {
-        let at = (bytes % PERIOD as u64) as usize;
-        match stream.write(&due[at..at + PIECE]) {
+        let at = (bytes % PATTERN_BYTES as u64) as usize;
+        match stream.write(&due[at..at + SEND_BYTES]) {
             Ok(n) => bytes += n as u64,
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(e) => {
@@ -219,9 +219,9 @@ fn echo(port: u16, size: usize) -> Outcome {
 
 /// Requests of so many bytes, one after the other, for this long.
 pub fn ask(to: SocketAddr, length: Duration, size: usize) -> Outcome<Sent> {
-    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+    let mut stream = TcpStream::connect_timeout(&to, PEER_TIMEOUT)?;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(PEER_TIMEOUT))?;
     let request = contents(size);
     let begun = Instant::now();
     let mut answers = 0_u64;

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::harness::cell::{self, Reading, Times};
-use crate::harness::cpu::Eye;
+use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::{self, Guests, WEB};
 use crate::harness::progress::{Progress, clock};
 use crate::harness::side::{Active, Guests as Settings, Side};
-use crate::harness::trace::{self, Trace};
+use crate::harness::trace::{self, CoreTrace};
 use viola_cli::error::Outcome;
 use viola_report::stats::Sorted;
 use viola_report::timeline::Stretch;
@@ -22,10 +22,10 @@ pub const SIDES: [Side; 3] = [Side::Stock, Side::Credit, Side::Viola(300)];
 pub const STATES: [bool; 2] = [true, false];
 
 const TIMES: Times = Times::of(200, 2300, 1000, 1000);
-const SWITCH: Duration = Duration::from_millis(900);
-const BOOT: Duration = Duration::from_secs(3);
+const SWITCH_TIME: Duration = Duration::from_millis(900);
+const BOOT_TIME: Duration = Duration::from_secs(3);
 /// How long the core is watched for the timeline.
-const WATCH: Duration = Duration::from_millis(200);
+const TRACE_TIME: Duration = Duration::from_millis(200);
 
 /// All that was measured.
 #[derive(Debug, Default)]
@@ -47,15 +47,16 @@ impl Measured {
     pub fn take(rounds: usize, core: usize) -> Outcome<Self> {
         let begun = Instant::now();
         let cells = SIDES.len() * STATES.len() * rounds;
-        let total = BOOT + TIMES.cell() * cells as u32 + SWITCH * (SIDES.len() * rounds) as u32;
+        let total =
+            BOOT_TIME + TIMES.cell() * cells as u32 + SWITCH_TIME * (SIDES.len() * rounds) as u32;
         let mut progress = Progress::new(total);
         progress.say(&format!(
             "demo: four guests on core {core}, {rounds} rounds, about {}",
             clock(total)
         ));
-        progress.step("booting four guests", BOOT);
+        progress.step("booting four guests", BOOT_TIME);
         let mut guests = guests::boot("demo", VMS, core)?;
-        let mut eye = Eye::new()?;
+        let mut sampler = ThreadSampler::new()?;
         let mut found = Self {
             kernel: guests.kernel()?,
             rounds,
@@ -68,17 +69,17 @@ impl Measured {
                 let number = (round + turn) % SIDES.len();
                 let side = SIDES[number];
                 let label = format!("round {} of {rounds}: {}", round + 1, side.name());
-                progress.step(&label, SWITCH);
+                progress.step(&label, SWITCH_TIME);
                 let active = Active::start(side, &settings, &guests.lab)?;
                 for busy in STATES {
                     let what = if busy { "web busy" } else { "web idle" };
                     progress.step(&format!("{label}, {what}"), TIMES.cell());
                     guests.keep_busy(busy, 100)?;
                     let reading =
-                        cell::measure(&guests, &active, &mut eye, &TIMES, 1 + round as u64)?;
+                        cell::measure(&guests, &active, &mut sampler, &TIMES, 1 + round as u64)?;
                     found.cells.entry((busy, side)).or_default().push(reading);
                     if busy && round + 1 == rounds {
-                        found.timelines[number] = watch(core, &guests, &mut eye)?;
+                        found.timelines[number] = watch(core, &guests, &mut sampler)?;
                     }
                 }
                 active.stop()?;
@@ -119,12 +120,12 @@ impl Measured {
 }
 
 /// Watches the core for a moment. Where the kernel does not allow it there is nothing to show.
-fn watch(core: usize, guests: &Guests, eye: &mut Eye) -> Outcome<Vec<Stretch>> {
-    let Ok(mut trace) = Trace::start(core) else {
+fn watch(core: usize, guests: &Guests, sampler: &mut ThreadSampler) -> Outcome<Vec<Stretch>> {
+    let Ok(mut trace) = CoreTrace::start(core) else {
         return Ok(Vec::new());
     };
-    std::thread::sleep(WATCH);
+    std::thread::sleep(TRACE_TIME);
     trace.read();
-    let owners = eye.owners(&guests.pids())?;
+    let owners = sampler.owners(&guests.pids())?;
     Ok(trace::stretches(&trace.switches, &owners, VMS))
 }

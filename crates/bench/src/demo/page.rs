@@ -11,9 +11,9 @@ use viola_report::stats::{Sorted, figure, ratio};
 use viola_report::{cdf, shares, timeline};
 
 /// Span that the timelines show, ms: a whole turn of four 30 ms slices.
-const SPAN: f64 = 125.0;
+const TIMELINE_MS: f64 = 125.0;
 /// Span of the closer look.
-const CLOSE: f64 = 10.0;
+const CLOSE_UP_MS: f64 = 10.0;
 const SIDE_CLASSES: [&str; 3] = ["s0", "s1", "s2"];
 const VM_CLASSES: [&str; 5] = ["vm0", "vm1", "vm2", "vm3", "vm4"];
 
@@ -46,7 +46,7 @@ pub fn html(measured: &Measured, report: &Report) -> String {
 }
 
 /// A figure that is shown large.
-struct Tile {
+struct HeadlineFigure {
     big: String,
     what: &'static str,
     small: String,
@@ -64,7 +64,7 @@ fn tiles(report: &Report) -> String {
     let beside = |busy| if busy { "web busy" } else { "web idle" };
     let latency = |name, busy, what| {
         let (before, after) = pair(name, busy)?;
-        Some(Tile {
+        Some(HeadlineFigure {
             big: ratio(after / before),
             what,
             small: format!(
@@ -78,7 +78,7 @@ fn tiles(report: &Report) -> String {
     };
     let rate = |busy| {
         let (before, after) = pair("HTTP requests", busy)?;
-        Some(Tile {
+        Some(HeadlineFigure {
             big: format!("{}x", figure(after / before)),
             what: "as many web pages",
             small: format!(
@@ -92,7 +92,7 @@ fn tiles(report: &Report) -> String {
     };
     let work = || {
         let (_, part) = pair(rows::WORK, true)?;
-        Some(Tile {
+        Some(HeadlineFigure {
             big: format!("{part:.1} %"),
             what: "of their work done by the others",
             small: "web busy; shares are what they were".into(),
@@ -194,7 +194,7 @@ fn turns(measured: &Measured) -> String {
          it.</p>\n",
     );
     for (number, stretches) in measured.timelines.iter().enumerate() {
-        let waited = timeline::longest_wait(stretches, 0, SPAN)
+        let waited = timeline::longest_wait(stretches, 0, TIMELINE_MS)
             .map(|ms| format!(": web waited {} ms at most", figure(ms)))
             .unwrap_or_default();
         let title = format!("{}{waited}", SIDES[number].name());
@@ -203,7 +203,7 @@ fn turns(measured: &Measured) -> String {
             &title,
             &names,
             stretches,
-            SPAN,
+            TIMELINE_MS,
             &VM_CLASSES,
         );
         html.push_str(&format!(
@@ -212,8 +212,15 @@ fn turns(measured: &Measured) -> String {
         ));
     }
     if let Some(stretches) = measured.timelines.last().filter(|s| !s.is_empty()) {
-        let title = format!("{}, the first {CLOSE} ms of it", SIDES[2].name());
-        let chart = timeline::chart("turns-close", &title, &names, stretches, CLOSE, &VM_CLASSES);
+        let title = format!("{}, the first {CLOSE_UP_MS} ms of it", SIDES[2].name());
+        let chart = timeline::chart(
+            "turns-close",
+            &title,
+            &names,
+            stretches,
+            CLOSE_UP_MS,
+            &VM_CLASSES,
+        );
         html.push_str(&format!(
             "<figure><h3>{}</h3>{chart}</figure>\n",
             escape(&title)

@@ -10,10 +10,10 @@ use viola_report::stats::{Sorted, figure, ratio};
 use viola_report::table::Table;
 
 /// Takes one kind of times out of a reading.
-pub type Of = fn(&Reading) -> &Sorted;
+pub type LatencyOf = fn(&Reading) -> &Sorted;
 
 /// The latencies of a reading.
-pub const LATENCIES: [(&str, Of); 3] = [
+pub const LATENCIES: [(&str, LatencyOf); 3] = [
     ("ping", |r| &r.ping),
     ("TCP request", |r| &r.rr),
     ("HTTP request", |r| &r.http),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use viola_lab::load::{self, Client, Http, Ping, TcpRr};
 
-use super::cpu::{Eye, Used};
+use super::cpu::{CpuUse, ThreadSampler};
 use super::guests::Guests;
 use super::side::{Active, lab_failure};
 use viola_cli::error::{Failure, Outcome};
@@ -17,9 +17,9 @@ const PING_INTERVAL: (Duration, Duration) = (Duration::from_millis(3), Duration:
 /// Time between two TCP requests, for the same reason.
 const RR_INTERVAL: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(8));
 /// How long an answer may take.
-const GRACE: Duration = Duration::from_secs(2);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 /// More requests than any cell has time for.
-const MANY: usize = 1_000_000;
+const MAX_REQUESTS: usize = 1_000_000;
 
 /// How long each part is measured; a part of no length is left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,7 +92,7 @@ pub struct Reading {
 pub fn measure(
     guests: &Guests,
     active: &Active,
-    eye: &mut Eye,
+    sampler: &mut ThreadSampler,
     times: &Times,
     seed: u64,
 ) -> Outcome<Reading> {
@@ -107,7 +107,7 @@ pub fn measure(
 
     let mut reading = Reading::default();
     let (before, tree, controller, begun) = (
-        eye.vms(&pids)?,
+        sampler.vms(&pids)?,
         active.look(),
         active.controller_ns()?,
         Instant::now(),
@@ -119,7 +119,7 @@ pub fn measure(
         let options = Ping {
             count,
             interval: PING_INTERVAL,
-            grace: GRACE,
+            grace: REPLY_TIMEOUT,
             client,
         };
         let found = load::ping(&guests.lab, web, &options).map_err(lab_failure)?;
@@ -132,7 +132,7 @@ pub fn measure(
     interrupt::check()?;
     if !times.rr.is_zero() {
         let options = TcpRr {
-            count: MANY,
+            count: MAX_REQUESTS,
             interval: RR_INTERVAL,
             limit: times.rr,
             client,
@@ -146,7 +146,7 @@ pub fn measure(
     }
     if !times.http.is_zero() {
         let options = Http {
-            requests: MANY,
+            requests: MAX_REQUESTS,
             limit: times.http,
             client,
             ..Http::default()
@@ -161,11 +161,11 @@ pub fn measure(
         reading.http_per_s = found.times.rate();
     }
     let mut own = 0.0;
-    let used = eye.vms(&pids)?.since(&before);
+    let used = sampler.vms(&pids)?.since(&before);
     reading.shares = used.iter().map(|u| u.share).collect();
     reading.switches_per_s = used.iter().map(|u| u.switches_per_s).sum();
     if let (Some(now), Some(before)) = (active.look(), tree) {
-        let sum = |used: Vec<Used>| used.iter().map(|u| u.share).sum::<f64>();
+        let sum = |used: Vec<CpuUse>| used.iter().map(|u| u.share).sum::<f64>();
         reading.viola = sum(now.since(&before));
         let (now, before) = (now.only_on(guests.core), before.only_on(guests.core));
         own = sum(now.since(&before));
@@ -201,7 +201,7 @@ fn rate(before: &[Option<(u64, f64)>], after: &[Option<(u64, f64)>]) -> Option<f
 }
 
 /// Part of the core above which what others used spoils the figures.
-const SPOILT: f64 = 0.015;
+const MAX_FOREIGN_SHARE: f64 = 0.015;
 
 /// One sentence when others used the guests' core as well.
 pub fn disturbance<'a>(readings: impl IntoIterator<Item = &'a Reading>) -> Option<String> {
@@ -212,7 +212,7 @@ pub fn disturbance<'a>(readings: impl IntoIterator<Item = &'a Reading>) -> Optio
         .collect();
     let mean = foreign.iter().sum::<f64>() / foreign.len().max(1) as f64;
     let worst = foreign.iter().copied().fold(0.0, f64::max);
-    (mean > SPOILT || worst > 4.0 * SPOILT).then(|| {
+    (mean > MAX_FOREIGN_SHARE || worst > 4.0 * MAX_FOREIGN_SHARE).then(|| {
         format!(
             "others used the guests' core too, {:.1} % of it on average and {:.1} % at worst: latencies and shares \
              are not those of a core set aside",

@@ -10,7 +10,7 @@ use viola_cli::error::{Failure, Outcome};
 
 /// Totals of one thread since it began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Total {
+struct ThreadTotal {
     /// On a CPU, ns.
     run: u64,
     /// Times put on a CPU.
@@ -19,7 +19,7 @@ struct Total {
 
 /// What some processes used between two looks.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Used {
+pub struct CpuUse {
     /// Part of one core, 0..=1 (more when they ran on several).
     pub share: f64,
     /// Times per second that one of their threads was put on a core.
@@ -28,15 +28,15 @@ pub struct Used {
 
 /// A look at the threads of several groups of processes.
 #[derive(Debug, Clone)]
-pub struct Look {
+pub struct CpuSample {
     at: Instant,
-    groups: Vec<HashMap<u32, Total>>,
+    groups: Vec<HashMap<u32, ThreadTotal>>,
 }
 
-impl Look {
+impl CpuSample {
     /// What each group used since `before`. A thread that ended meanwhile is not counted: guests and
     /// daemon keep theirs through a cell.
-    pub fn since(&self, before: &Self) -> Vec<Used> {
+    pub fn since(&self, before: &Self) -> Vec<CpuUse> {
         let seconds = self.at.duration_since(before.at).as_secs_f64().max(1e-9);
         let groups = self.groups.iter().zip(&before.groups);
         groups.map(|(now, then)| used(now, then, seconds)).collect()
@@ -52,7 +52,7 @@ impl Look {
     }
 }
 
-impl Look {
+impl CpuSample {
     /// Without the threads that may run anywhere else than on one core, or that have ended since.
     pub fn only_on(&self, core: usize) -> Self {
         let only: viola_host::CpuSet = u32::try_from(core).into_iter().collect();
@@ -65,23 +65,23 @@ impl Look {
     }
 }
 
-fn used(now: &HashMap<u32, Total>, then: &HashMap<u32, Total>, seconds: f64) -> Used {
+fn used(now: &HashMap<u32, ThreadTotal>, then: &HashMap<u32, ThreadTotal>, seconds: f64) -> CpuUse {
     let (mut run, mut switches) = (0, 0);
     for (tid, total) in now {
         let before = then.get(tid).copied().unwrap_or_default();
         run += total.run.saturating_sub(before.run);
         switches += total.switches.saturating_sub(before.switches);
     }
-    Used {
+    CpuUse {
         share: run as f64 / 1e9 / seconds,
         switches_per_s: switches as f64 / seconds,
     }
 }
 
 /// Finds the threads of VMs and of process trees.
-pub struct Eye(Inventory);
+pub struct ThreadSampler(Inventory);
 
-impl Eye {
+impl ThreadSampler {
     /// Opens it.
     pub fn new() -> Outcome<Self> {
         Ok(Self(
@@ -90,13 +90,13 @@ impl Eye {
     }
 
     /// Looks at the VMs with these main processes.
-    pub fn vms(&mut self, pids: &[u32]) -> Outcome<Look> {
+    pub fn vms(&mut self, pids: &[u32]) -> Outcome<CpuSample> {
         let threads = self.threads(pids)?;
         let groups = threads.iter().map(|vm| {
             vm.iter()
                 .filter_map(|(pid, tid)| Some((*tid, total(*pid, *tid)?)))
         });
-        Ok(Look {
+        Ok(CpuSample {
             at: Instant::now(),
             groups: groups.map(Iterator::collect).collect(),
         })
@@ -129,7 +129,7 @@ impl Eye {
 }
 
 /// Looks at a process and all below it, as one group.
-pub fn tree(pid: u32) -> Look {
+pub fn tree(pid: u32) -> CpuSample {
     let mut group = HashMap::new();
     let mut left = vec![pid];
     while let Some(pid) = left.pop() {
@@ -138,17 +138,17 @@ pub fn tree(pid: u32) -> Look {
         }
         left.extend(proc::children(pid).unwrap_or_default());
     }
-    Look {
+    CpuSample {
         at: Instant::now(),
         groups: vec![group],
     }
 }
 
 /// proc_pid_schedstat: time on a CPU, time waiting, times put on one.
-fn total(pid: u32, tid: u32) -> Option<Total> {
+fn total(pid: u32, tid: u32) -> Option<ThreadTotal> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).ok()?;
     let mut numbers = text.split_ascii_whitespace().map(|n| n.parse().ok());
-    Some(Total {
+    Some(ThreadTotal {
         run: numbers.next()??,
         switches: numbers.nth(1)??,
     })
@@ -166,7 +166,7 @@ mod tests {
         let all = proc::affinity(pid).unwrap().unwrap();
         let first = all.iter().next().unwrap();
         let look = tree(pid);
-        let kept = |look: &Look| look.only_on(first as usize).groups[0].len();
+        let kept = |look: &CpuSample| look.only_on(first as usize).groups[0].len();
         assert_eq!(kept(&look), usize::from(all.len() == 1));
         let only = [first].into_iter().collect();
         let _ = viola_host::attrs::set_affinity(pid, &only).unwrap();
@@ -180,14 +180,14 @@ mod tests {
         let then = HashMap::from([
             (
                 1,
-                Total {
+                ThreadTotal {
                     run: 5_000_000_000,
                     switches: 10,
                 },
             ),
             (
                 2,
-                Total {
+                ThreadTotal {
                     run: 7,
                     switches: 7,
                 },
@@ -196,14 +196,14 @@ mod tests {
         let now = HashMap::from([
             (
                 1,
-                Total {
+                ThreadTotal {
                     run: 5_500_000_000,
                     switches: 30,
                 },
             ),
             (
                 3,
-                Total {
+                ThreadTotal {
                     run: 500_000_000,
                     switches: 4,
                 },
@@ -211,7 +211,7 @@ mod tests {
         ]);
         assert_eq!(
             used(&now, &then, 2.0),
-            Used {
+            CpuUse {
                 share: 0.5,
                 switches_per_s: 12.0
             }

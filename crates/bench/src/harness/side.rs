@@ -12,7 +12,7 @@ use viola_host::proc;
 use viola_lab::Lab;
 use viola_proto::{Stage, Status};
 
-use super::cpu::{self, Look};
+use super::cpu::{self, CpuSample};
 use super::folder::Folder;
 use super::spawn;
 use viola_cli::client::Client;
@@ -20,11 +20,11 @@ use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 
 /// Nice value whose weight in the kernel's table (`sched_prio_to_weight`) is 3906 to 1024.
-const NICE_OF_FOURFOLD: i32 = -6;
+const NICE_OF_WEIGHT_X4: i32 = -6;
 /// How long the daemon may take to schedule the guests, and to put everything back.
-const PATIENCE: Duration = Duration::from_secs(15);
+const DAEMON_TIMEOUT: Duration = Duration::from_secs(15);
 /// Longest state that is waited out before its reason is reported.
-const HESITATION: Duration = Duration::from_secs(3);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Who decides when a guest runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -130,11 +130,11 @@ impl Guests {
 
 /// A side that holds until it is stopped or dropped.
 pub struct Active {
-    hold: Hold,
+    hold: ActiveSide,
     guests: Vec<u32>,
 }
 
-enum Hold {
+enum ActiveSide {
     Nothing,
     Weight(u32),
     Daemon(Daemon),
@@ -145,7 +145,7 @@ impl Active {
     pub fn start(side: Side, guests: &Guests, lab: &Lab) -> Outcome<Self> {
         let pids: Vec<u32> = lab.guests().iter().map(viola_lab::Guest::pid).collect();
         let hold = match side {
-            Side::Stock => Hold::Nothing,
+            Side::Stock => ActiveSide::Nothing,
             Side::StockTimes4 => {
                 let first = guests
                     .ls
@@ -154,12 +154,12 @@ impl Active {
                     .transpose()
                     .map_err(lab_failure)?;
                 let pid = first.map_or(0, viola_lab::Guest::pid);
-                weigh(pid, NICE_OF_FOURFOLD)?;
-                Hold::Weight(pid)
+                weigh(pid, NICE_OF_WEIGHT_X4)?;
+                ActiveSide::Weight(pid)
             }
             Side::Credit | Side::Viola(_) | Side::Turbo(_) => {
                 let names: Vec<&str> = lab.guests().iter().map(viola_lab::Guest::name).collect();
-                Hold::Daemon(Daemon::start(side, guests, &names)?)
+                ActiveSide::Daemon(Daemon::start(side, guests, &names)?)
             }
         };
         Ok(Self { hold, guests: pids })
@@ -168,25 +168,25 @@ impl Active {
     /// CPU time of the slot controller so far, ns; 0 without a daemon.
     pub fn controller_ns(&self) -> Outcome<u64> {
         match &self.hold {
-            Hold::Daemon(daemon) => daemon.controller_ns(),
+            ActiveSide::Daemon(daemon) => daemon.controller_ns(),
             _ => Ok(0),
         }
     }
 
     /// A look at daemon, watchdog and controller together.
-    pub fn look(&self) -> Option<Look> {
+    pub fn look(&self) -> Option<CpuSample> {
         match &self.hold {
-            Hold::Daemon(daemon) => Some(cpu::tree(daemon.child.id())),
+            ActiveSide::Daemon(daemon) => Some(cpu::tree(daemon.child.id())),
             _ => None,
         }
     }
 
     /// Puts everything back, and makes sure that it was.
     pub fn stop(mut self) -> Outcome {
-        match std::mem::replace(&mut self.hold, Hold::Nothing) {
-            Hold::Nothing => {}
-            Hold::Weight(pid) => weigh(pid, 0)?,
-            Hold::Daemon(mut daemon) => daemon.stop()?,
+        match std::mem::replace(&mut self.hold, ActiveSide::Nothing) {
+            ActiveSide::Nothing => {}
+            ActiveSide::Weight(pid) => weigh(pid, 0)?,
+            ActiveSide::Daemon(mut daemon) => daemon.stop()?,
         }
         match self.guests.iter().find_map(|pid| real_time_thread(*pid)) {
             Some(thread) => Err(Failure::run(format!(
@@ -199,7 +199,7 @@ impl Active {
 
 impl Drop for Active {
     fn drop(&mut self) {
-        if let Hold::Weight(pid) = self.hold {
+        if let ActiveSide::Weight(pid) = self.hold {
             let _ = weigh(pid, 0);
         }
     }
@@ -283,7 +283,7 @@ impl Daemon {
     fn wait(&mut self, core: usize, names: &[&str]) -> Outcome {
         let begun = Instant::now();
         let mut last = String::from("it does not answer");
-        while begun.elapsed() < PATIENCE {
+        while begun.elapsed() < DAEMON_TIMEOUT {
             interrupt::check()?;
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Err(Failure::run(format!(
@@ -305,7 +305,7 @@ impl Daemon {
                 if let Some(left) = status.left_out.first() {
                     last = format!("{}: {}", left.vm, left.why);
                 }
-                if status.stage == Stage::Off && begun.elapsed() > HESITATION {
+                if status.stage == Stage::Off && begun.elapsed() > SETTLE_TIMEOUT {
                     break;
                 }
             }
@@ -332,7 +332,7 @@ impl Daemon {
         if let Some(pid) = rustix::process::Pid::from_raw(self.child.id().cast_signed()) {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }
-        while begun.elapsed() < PATIENCE {
+        while begun.elapsed() < DAEMON_TIMEOUT {
             match self.child.try_wait().map_err(Failure::run)? {
                 Some(status) if status.success() => return Ok(()),
                 Some(status) => {

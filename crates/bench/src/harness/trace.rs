@@ -65,7 +65,7 @@ pub struct Switch {
 }
 
 /// A running trace of one core.
-pub struct Trace {
+pub struct CoreTrace {
     page: NonNull<u8>,
     bytes: usize,
     page_bytes: usize,
@@ -76,8 +76,8 @@ pub struct Trace {
     pub lost: u64,
 }
 
-impl Trace {
-    /// Begins to record the switches of a core. Call [`Trace::read`] at least each second.
+impl CoreTrace {
+    /// Begins to record the switches of a core. Call [`CoreTrace::read`] at least each second.
     ///
     /// # Errors
     /// The kernel's, for want of CAP_PERFMON or of perf events in the kernel.
@@ -171,7 +171,7 @@ impl Trace {
     }
 }
 
-impl Drop for Trace {
+impl Drop for CoreTrace {
     fn drop(&mut self) {
         // SAFETY: the mapping of start, which nothing points into any more.
         let _ = unsafe { munmap(self.page.as_ptr().cast(), self.bytes) };
@@ -314,7 +314,7 @@ mod tests {
             .nth(13)
             .and_then(|c| c.parse().ok())
             .unwrap_or(0);
-        let Ok(mut trace) = Trace::start(cpu) else {
+        let Ok(mut trace) = CoreTrace::start(cpu) else {
             return;
         }; // not allowed here
         let me = rustix::thread::gettid().as_raw_nonzero().get();

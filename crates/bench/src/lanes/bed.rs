@@ -23,7 +23,7 @@ const MACS: &str = "52:54:00:00:20";
 /// Nanoseconds per instruction, as a power of two.
 pub const SHIFT: u32 = 2;
 /// Longest that a script may take, however busy this machine is.
-const PATIENCE: Duration = Duration::from_secs(1200);
+const SCRIPT_TIMEOUT: Duration = Duration::from_secs(1200);
 /// Who sends much in each phase; as in fig. 14 some go on and some change places.
 const HEAVY: [[u32; 7]; 3] = [
     [1, 2, 3, 4, 5, 6, 7],
@@ -35,13 +35,13 @@ const RATES: (u32, u32) = (20, 1);
 /// KiB of a piece.
 const KIB: u32 = 8;
 /// What the bridge's way out carries, kbit/s: an eighth of what is sent, so that one VF that is with the wrong guest shows.
-const WAY_OUT: u32 = 600;
+const UPLINK_KBIT: u32 = 600;
 /// How long before a change of the load the oracle begins, s.
 const LEAD: u32 = 1;
 
 /// What is asked for where a script failed: viola's last words, what its threads wait for, and the kernel's last words with all
 /// tasks that are blocked.
-const WITNESSES: &str = "tail -n 20 /tmp/viola.log; for t in /proc/$(pidof viola)/task/*; do cat $t/comm $t/wchan; echo; done
+const DIAGNOSTICS: &str = "tail -n 20 /tmp/viola.log; for t in /proc/$(pidof viola)/task/*; do cat $t/comm $t/wchan; echo; done
     echo w >/proc/sysrq-trigger; dmesg | tail -n 60";
 
 /// The PF and two ordinary NICs at one hub: one for the world outside, one as the bridge's way there.
@@ -70,7 +70,7 @@ pub struct Reading {
 }
 
 /// The host.
-pub struct Bed {
+pub struct TestBed {
     machine: QemuVm,
     _folder: Folder,
 }
@@ -79,7 +79,7 @@ fn failed(e: viola_lab::Error) -> Failure {
     Failure::run(e.to_string())
 }
 
-impl Bed {
+impl TestBed {
     /// Boots it and starts viola there.
     pub fn boot(core: usize) -> Outcome<Self> {
         let at = std::env::temp_dir().join(format!("viola-lanes-{}", std::process::id()));
@@ -119,11 +119,11 @@ impl Bed {
             "set -e; export PATH=/usr/sbin:/usr/bin; viola() {{ /viola/bin/viola \"$@\"; }}; ip() {{ /usr/bin/ip \"$@\"; }}
              tc() {{ /usr/sbin/tc \"$@\"; }}\n{script}"
         );
-        let output = self.machine.exec(&script, PATIENCE).map_err(failed)?;
+        let output = self.machine.exec(&script, SCRIPT_TIMEOUT).map_err(failed)?;
         if output.status == 0 && !output.timed_out {
             return Ok(output.stdout);
         }
-        let log = self.machine.exec(WITNESSES, PATIENCE);
+        let log = self.machine.exec(DIAGNOSTICS, SCRIPT_TIMEOUT);
         let log = log.map(|o| o.stdout).unwrap_or_default();
         let how = match output.timed_out {
             true => "a script took too long",
@@ -174,7 +174,7 @@ impl Bed {
             _ => String::new(),
         };
         self.sh(&format!(
-            "tc qdisc replace dev eth2 root netem rate {WAY_OUT}kbit limit 60\n{begin}"
+            "tc qdisc replace dev eth2 root netem rate {UPLINK_KBIT}kbit limit 60\n{begin}"
         ))?;
         let mut reading = self.load(&guests, phase, &format!("{auto}{steer}"))?;
         let rates: u32 = guests

@@ -19,7 +19,7 @@ use crate::harness::progress::{Progress, clock};
 use crate::harness::result::{Causes, Results};
 use crate::harness::row;
 use crate::harness::row::{Goal, Row};
-use bed::{Bed, Reading};
+use bed::{Reading, TestBed};
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_cli::table;
@@ -92,7 +92,7 @@ pub fn run(options: &Options) -> Outcome {
     let mut guests = "models in the simulator".to_owned();
     if in_bed {
         progress.step("boot", boot);
-        let bed = Bed::boot(options.core)?;
+        let bed = TestBed::boot(options.core)?;
         guests.push_str(&format!(
             ", and namespaces in a QEMU guest with 2 vCPUs and an igb, Linux {}, {} ns per instruction",
             bed.kernel()?,

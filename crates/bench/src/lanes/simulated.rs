@@ -11,7 +11,7 @@ use crate::harness::row::{Goal, Row};
 /// VFs.
 const VFS: u32 = 8;
 /// Time between two turns, ns.
-const TURN: u64 = 5_000 * MS;
+const ROTATION_INTERVAL: u64 = 5_000 * MS;
 
 /// VMs, and how many of them receive much.
 pub const CELLS: [(&str, u32, u32); 2] = [
@@ -22,7 +22,7 @@ pub const CELLS: [(&str, u32, u32); 2] = [
 fn assignment(side: &str) -> VfAssignment {
     match side {
         STATIC => VfAssignment::Fixed,
-        TURNS => VfAssignment::RoundRobin(TURN),
+        TURNS => VfAssignment::RoundRobin(ROTATION_INTERVAL),
         ORACLE => VfAssignment::Oracle((0, Vec::new())),
         _ => VfAssignment::Policy,
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Traffic of guests that are network namespaces, to a server in another one: what the test bed and the benchmark of
-//! lanes run in a guest that has an SR-IOV NIC. As `viola-lab internal traffic JSON`, see [`Spec`]; prints [`Seen`] of each.
+//! lanes run in a guest that has an SR-IOV NIC. As `viola-lab internal traffic JSON`, see [`Spec`]; prints [`TrafficReport`] of each.
 //! `viola-lab internal traffic serve` is the server, for ever.
 //!
 //! Each guest has a TCP stream of bytes that follow from its number, which the server checks one by one, and sends UDP
@@ -26,7 +26,7 @@ type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 const TCP: u16 = 7000;
 const UDP: u16 = 7001;
 /// Bytes of a stream that are checked at a time; what is written is a multiple of it.
-const PIECE: usize = 1024;
+const CHUNK_BYTES: usize = 1024;
 /// Gaps that are listed, ms.
 const LONG_GAP: f64 = 50.0;
 /// Longest time between two looks whether another phase has begun.
@@ -72,7 +72,7 @@ fn one_kib() -> u32 {
 
 /// What a guest saw.
 #[derive(Debug, Default, Serialize)]
-struct Seen {
+struct TrafficReport {
     netns: String,
     /// Bytes of its stream that the server had, all of them as they were sent.
     stream_bytes: u64,
@@ -117,7 +117,7 @@ fn run(json: &str) -> Outcome {
     let server = server.transpose()?;
     let (count, over, spec) = (spec.guests.len(), &over, &spec);
     let enough = &AtomicBool::new(false);
-    let seen: Outcome<Vec<Seen>> = std::thread::scope(|scope| {
+    let seen: Outcome<Vec<TrafficReport>> = std::thread::scope(|scope| {
         if let Some((tcp, udp)) = &server {
             scope.spawn(move || echo(udp, over));
             scope.spawn(move || serve(tcp, count));
@@ -198,12 +198,12 @@ fn check(mut stream: TcpStream) -> Outcome {
     let mut guest = [0; 4];
     stream.read_exact(&mut guest)?;
     let mut bytes = Bytes::of(u32::from_le_bytes(guest));
-    let (mut right, mut wanted, mut got) = (0_u64, [0; PIECE], [0; PIECE]);
+    let (mut right, mut wanted, mut got) = (0_u64, [0; CHUNK_BYTES], [0; CHUNK_BYTES]);
     let mut filled = 0;
     loop {
         let n = stream.read(&mut got[filled..])?;
         filled += n;
-        if n == 0 || filled == PIECE {
+        if n == 0 || filled == CHUNK_BYTES {
             bytes.fill(&mut wanted[..]);
             if got[..filled] != wanted[..filled] {
                 break;
@@ -219,7 +219,7 @@ fn check(mut stream: TcpStream) -> Outcome {
     Ok(())
 }
 
-fn one(spec: &Spec, guest: &GuestSpec, number: u32, enough: &AtomicBool) -> Outcome<Seen> {
+fn one(spec: &Spec, guest: &GuestSpec, number: u32, enough: &AtomicBool) -> Outcome<TrafficReport> {
     let (stream, socket) = in_netns(&guest.netns, || {
         let stream = TcpStream::connect((spec.address, TCP))?;
         stream.set_nodelay(true)?;
@@ -241,7 +241,7 @@ fn one(spec: &Spec, guest: &GuestSpec, number: u32, enough: &AtomicBool) -> Outc
     };
     let (stream, rate) = (&stream, &rate);
     std::thread::scope(|scope| {
-        let piece = guest.kib.max(1) as usize * PIECE;
+        let piece = guest.kib.max(1) as usize * CHUNK_BYTES;
         let pieces = guest.pieces;
         let pieces = move |now| rate(now).map(|rate| pieces.map_or(rate, |n| 2 * n));
         let sender = scope.spawn(move || send(stream, (number, piece), begin, &pieces));
@@ -268,7 +268,7 @@ fn send(
 ) -> Outcome<(u64, Duration)> {
     stream.write_all(&number.to_le_bytes())?;
     let (mut bytes, mut piece) = (Bytes::of(number), vec![0; piece]);
-    let (mut sent, mut worst, mut pace) = (0, Duration::ZERO, Pace(begin));
+    let (mut sent, mut worst, mut pace) = (0, Duration::ZERO, Schedule(begin));
     loop {
         let now = Instant::now();
         let Some(rate) = rate(now) else {
@@ -288,9 +288,9 @@ fn send(
 }
 
 /// When the next piece is due.
-struct Pace(Instant);
+struct Schedule(Instant);
 
-impl Pace {
+impl Schedule {
     /// How long before its time this is, when there is to be one in each interval; if it is none, the one is made. What could
     /// not be made is not made up for, and a faster phase begins at once.
     fn early(&mut self, now: Instant, interval: Duration) -> Duration {
@@ -309,9 +309,9 @@ fn probe(
     socket: &UdpSocket,
     begin: Instant,
     rate: &(dyn Fn(Instant) -> Option<u32> + Sync),
-) -> Outcome<Seen> {
+) -> Outcome<TrafficReport> {
     socket.set_nonblocking(true)?;
-    let mut seen = Seen::default();
+    let mut seen = TrafficReport::default();
     let mut sent_at: Vec<Duration> = Vec::new();
     let mut back_at: Vec<Option<Duration>> = Vec::new();
     let mut next = begin;
@@ -360,7 +360,7 @@ fn wait(socket: &UdpSocket, longest: Duration) -> Outcome {
     }
 }
 
-fn judge(seen: &mut Seen, sent_at: &[Duration], back_at: &[Option<Duration>]) {
+fn judge(seen: &mut TrafficReport, sent_at: &[Duration], back_at: &[Option<Duration>]) {
     let ms = |d: Duration| d.as_secs_f64() * 1000.0;
     seen.sent = sent_at.len() as u64;
     let mut last: Option<(Duration, Duration)> = None;
@@ -405,7 +405,7 @@ mod tests {
         let ms = Duration::from_millis;
         let sent: Vec<Duration> = (0..6).map(|i| ms(i * 10)).collect();
         let back = [Some(ms(1)), None, None, Some(ms(31)), Some(ms(41)), None];
-        let mut seen = Seen::default();
+        let mut seen = TrafficReport::default();
         judge(&mut seen, &sent, &back);
         assert_eq!((seen.sent, seen.lost), (6, 3));
         assert_eq!(seen.holes, [(10, 2), (50, 1)]);
@@ -416,7 +416,7 @@ mod tests {
     fn after_a_slow_phase_a_fast_one_is_fast_from_its_beginning() {
         let (begin, ms) = (Instant::now(), Duration::from_millis);
         let (slow, fast) = (ms(2000), ms(100));
-        let mut pace = Pace(begin);
+        let mut pace = Schedule(begin);
         let mut made = |from: u64, to: u64, interval| {
             let times = (from..to).map(|at| begin + ms(at));
             times

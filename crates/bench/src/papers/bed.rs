@@ -10,7 +10,7 @@ use viola_lab::wire::{Pattern, Workload};
 use viola_lab::{Delay, Guest, WanClient};
 
 use super::mpi::Mpi;
-use super::plan::{LINES, Part, RATE, Times};
+use super::plan::{Experiment, LINES, RATE, Times};
 use crate::harness::guests::{self, Guests, HOG};
 use crate::harness::side::lab_failure;
 use viola_cli::error::{Failure, Outcome};
@@ -20,7 +20,7 @@ use viola_report::stats::Sorted;
 /// Time between two pings: random, or it would beat with the schedulers' own periods.
 const PING_INTERVAL: (Duration, Duration) = (Duration::from_millis(3), Duration::from_millis(12));
 /// How long the last answers may take.
-const GRACE: Duration = Duration::from_secs(2);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 /// What netem adds in section 2.5.1, and in section 2.5.2.
 const WAN: Duration = Duration::from_millis(30);
 const REMOTE: Delay = Delay {
@@ -36,12 +36,12 @@ const BEGINNINGS: usize = 8;
 /// Clients that ask Apache for as much as it gives.
 const CLIENTS: usize = 64;
 /// Requests under way at most, where they come at a rate.
-const UNDER_WAY: usize = 256;
+const MAX_IN_FLIGHT: usize = 256;
 /// More requests than any cell has time for.
-const MANY: usize = 1_000_000;
+const MAX_REQUESTS: usize = 1_000_000;
 /// TCP's receive buffer in the guest, bytes. By its own a User Mode Linux guest lets no more than some 50 KB be under way, measured on an
 /// idle core over 10 and 30 ms, and the scheduler could not show.
-const WINDOW: u32 = 8_000_000;
+const TCP_WINDOW_BYTES: u32 = 8_000_000;
 /// Memory of a guest, bytes.
 const MEMORY: u64 = 192 << 20;
 /// STREAM's arrays together, KiB: more than the caches hold.
@@ -54,7 +54,7 @@ const FILL: Duration = Duration::from_millis(300);
 const LINE_PRIORITY: u8 = 60;
 
 /// Guests, and the far client's line.
-pub struct Bed {
+pub struct TestBed {
     far: WanClient,
     /// Mounted when it is first needed.
     mpi: Option<Mpi>,
@@ -62,7 +62,7 @@ pub struct Bed {
     pub guests: Guests,
 }
 
-impl Bed {
+impl TestBed {
     /// Boots them and starts the servers of all experiments.
     pub fn boot(vms: usize, core: usize) -> Outcome<Self> {
         let mut spec = guests::spec("bench-papers", vms, core)?;
@@ -90,11 +90,11 @@ impl Bed {
         self.guests.down()
     }
 
-    /// Makes an experiment; its figures in the order of [`Part::figures`], none for what nothing came of. `calls` is how often MPI's
+    /// Makes an experiment; its figures in the order of [`Experiment::figures`], none for what nothing came of. `calls` is how often MPI's
     /// calls are made.
     pub fn measure(
         &mut self,
-        part: Part,
+        part: Experiment,
         ls: usize,
         duty: u32,
         times: &Times,
@@ -104,11 +104,11 @@ impl Bed {
         interrupt::check()?;
         match part {
             // waiting ranks look for messages all the time: they need no other work
-            Part::Mpi => {
+            Experiment::Mpi => {
                 let others = self.guests.lab.guests().len().saturating_sub(ls);
                 self.guests.keep_last_busy(false, others, duty)?;
             }
-            _ => self.guests.keep_busy(part != Part::StreamLs, duty)?,
+            _ => self.guests.keep_busy(part != Experiment::StreamLs, duty)?,
         }
         let client = self.guests.client(seed);
         std::thread::sleep(Duration::from_millis(200));
@@ -117,20 +117,20 @@ impl Bed {
             &self.far
         };
         match part {
-            Part::Ping => self.ping(times.ping, client),
-            Part::JitterSmall => self.jitter(256, times.jitter, client),
-            Part::JitterLarge => self.jitter(1470, times.jitter, client),
-            Part::TcpLan => self.tcp(&self.guests.lab, times.lan),
-            Part::TcpWan => self.tcp(remote(Delay::constant(WAN)), times.wan),
-            Part::Apache => {
+            Experiment::Ping => self.ping(times.ping, client),
+            Experiment::JitterSmall => self.jitter(256, times.jitter, client),
+            Experiment::JitterLarge => self.jitter(1470, times.jitter, client),
+            Experiment::TcpLan => self.tcp(&self.guests.lab, times.lan),
+            Experiment::TcpWan => self.tcp(remote(Delay::constant(WAN)), times.wan),
+            Experiment::Apache => {
                 let http = Http {
                     rate: Some(RATE.into()),
-                    concurrency: UNDER_WAY,
+                    concurrency: MAX_IN_FLIGHT,
                     ..asked(times.apache, client)
                 };
                 self.apache(remote(REMOTE), &http)
             }
-            Part::ApacheMost => {
+            Experiment::ApacheMost => {
                 let http = Http {
                     concurrency: CLIENTS,
                     ..asked(times.apache, client)
@@ -139,10 +139,10 @@ impl Bed {
                 found.truncate(1);
                 Ok(found)
             }
-            Part::Call => self.call(remote(REMOTE), 1, times.call, client),
-            Part::Lines => self.call(remote(REMOTE), LINES, times.call, client),
-            Part::Film => self.video(remote(REMOTE), times.film, client),
-            Part::Mpi => {
+            Experiment::Call => self.call(remote(REMOTE), 1, times.call, client),
+            Experiment::Lines => self.call(remote(REMOTE), LINES, times.call, client),
+            Experiment::Film => self.video(remote(REMOTE), times.film, client),
+            Experiment::Mpi => {
                 let ranks = &self.guests.lab.guests()[..ls];
                 let mpi = match self.mpi.take() {
                     Some(mounted) => mounted,
@@ -150,7 +150,7 @@ impl Bed {
                 };
                 self.mpi.insert(mpi).measure(&self.guests.lab, ranks, calls)
             }
-            Part::StreamBatch => {
+            Experiment::StreamBatch => {
                 let guest = &self.guests.lab.guests()[ls];
                 guest.stop(HOG).map_err(lab_failure)?;
                 let found = stream(guest, times.stream);
@@ -158,7 +158,7 @@ impl Bed {
                 guest.start(HOG, again).map_err(lab_failure)?;
                 found
             }
-            Part::StreamLs => stream(self.guests.web(), times.stream),
+            Experiment::StreamLs => stream(self.guests.web(), times.stream),
         }
     }
 
@@ -172,7 +172,7 @@ impl Bed {
         let options = Ping {
             count: (time as f64 / 1e3 / mean.as_secs_f64()).ceil() as usize,
             interval: PING_INTERVAL,
-            grace: GRACE,
+            grace: REPLY_TIMEOUT,
             client,
         };
         let found = load::ping(&self.guests.lab, self.address()?, &options).map_err(lab_failure)?;
@@ -307,16 +307,16 @@ impl Bed {
     }
 }
 
-/// In a guest: [`WINDOW`] for connections that come.
+/// In a guest: [`TCP_WINDOW_BYTES`] for connections that come.
 fn wide() -> String {
-    format!("echo 4096 {WINDOW} {WINDOW} >/proc/sys/net/ipv4/tcp_rmem")
+    format!("echo 4096 {TCP_WINDOW_BYTES} {TCP_WINDOW_BYTES} >/proc/sys/net/ipv4/tcp_rmem")
 }
 
 /// Requests for the paper's page of 5 KB, for so long.
 fn asked(time: u64, client: Client) -> Http {
     Http {
         port: 8080,
-        requests: MANY,
+        requests: MAX_REQUESTS,
         limit: Duration::from_millis(time),
         client,
         ..Http::default()

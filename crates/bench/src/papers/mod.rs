@@ -13,13 +13,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use bed::Bed;
-use plan::{CREDIT, Cell, Part, SIDES, SWITCH, VIOLA, side_name};
+use bed::TestBed;
+use plan::{CREDIT, Cell, Experiment, SIDES, SWITCH_TIME, VIOLA, side_name};
 
 use super::Options;
 use super::vpipe::parts;
 use crate::harness::cell::{self, Reading};
-use crate::harness::cpu::Eye;
+use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::{names, split_cores};
 use crate::harness::progress::{Progress, clock};
 use crate::harness::result::{Causes, Results};
@@ -54,9 +54,9 @@ pub fn run(papers: &Papers) -> Outcome {
             "no row has `{only}` in its name; try ping, jitter, TCP, Apache, MPI, VoIP, streaming, STREAM, `5 VMs` or `40 %`"
         )));
     }
-    let without_mpi = cells.iter().any(|c| c.part == Part::Mpi) && !mpi::is_there()?;
+    let without_mpi = cells.iter().any(|c| c.part == Experiment::Mpi) && !mpi::is_there()?;
     if without_mpi {
-        cells.retain(|c| c.part != Part::Mpi);
+        cells.retain(|c| c.part != Experiment::Mpi);
         if cells.is_empty() {
             return Err(mpi::missing());
         }
@@ -70,8 +70,8 @@ pub fn run(papers: &Papers) -> Outcome {
         quick: options.quick,
         core: options.core,
         progress: Progress::new(total),
-        eye: Eye::new()?,
-        found: Found::default(),
+        sampler: ThreadSampler::new()?,
+        found: Measurements::default(),
         kernel: String::new(),
         readings: Vec::new(),
     };
@@ -106,8 +106,8 @@ struct Bench {
     quick: bool,
     core: usize,
     progress: Progress,
-    eye: Eye,
-    found: Found,
+    sampler: ThreadSampler,
+    found: Measurements,
     kernel: String,
     /// What others used of the guests' core, cell by cell.
     readings: Vec<Reading>,
@@ -118,8 +118,9 @@ impl Bench {
     fn lab(&mut self, round: usize, vms: usize) -> Outcome {
         interrupt::check()?;
         let label = format!("round {} of {}: {vms} VMs", round + 1, self.rounds);
-        self.progress.step(&format!("{label}, boot"), plan::BOOT);
-        let mut bed = Bed::boot(vms, self.core)?;
+        self.progress
+            .step(&format!("{label}, boot"), plan::BOOT_TIME);
+        let mut bed = TestBed::boot(vms, self.core)?;
         if self.kernel.is_empty() {
             self.kernel = bed.guests.kernel()?;
         }
@@ -132,7 +133,7 @@ impl Bench {
                     ..Settings::equal(self.core, crate::harness::guests::WEB)
                 };
                 let label = format!("{label}, {}", side.name());
-                self.progress.step(&label, SWITCH);
+                self.progress.step(&label, SWITCH_TIME);
                 let active = Active::start(side, &settings, &bed.guests.lab)?;
                 // neighbours are made busy and idle as rarely as may be
                 let of = |c: &&Cell| c.setup.vms == vms && c.setup.ls == ls;
@@ -152,28 +153,28 @@ impl Bench {
 
     fn cell(
         &mut self,
-        bed: &mut Bed,
+        bed: &mut TestBed,
         active: &Active,
         side: Side,
         cell: Cell,
         seed: u64,
     ) -> Outcome {
         let (pids, core) = (bed.guests.pids(), self.core);
-        let (before, tree) = (self.eye.vms(&pids)?, active.look());
+        let (before, tree) = (self.sampler.vms(&pids)?, active.look());
         let times = plan::times(self.quick);
         let (ls, duty) = (cell.setup.ls, cell.setup.duty);
         let calls = plan::calls(side, self.quick);
         let figures = bed.measure(cell.part, ls, duty, &times, calls, seed)?;
         // a failure of the controller is one of the measurement
         active.controller_ns()?;
-        let shares = self.eye.vms(&pids)?.since(&before);
+        let shares = self.sampler.vms(&pids)?.since(&before);
         let shares: f64 = shares.iter().map(|u| u.share).sum();
         let own = active.look().zip(tree).map_or(0.0, |(now, before)| {
             let used = now.only_on(core).since(&before.only_on(core));
             used.iter().map(|u| u.share).sum()
         });
         // ranks come and go within a cell, and nobody can tell afterwards what they used
-        if bed.guests.saturate() && cell.part != Part::Mpi {
+        if bed.guests.saturate() && cell.part != Experiment::Mpi {
             self.readings.push(Reading {
                 foreign: (1.0 - shares - own).max(0.0),
                 ..Reading::default()
@@ -186,9 +187,9 @@ impl Bench {
 
 /// What was found, by cell, place of the figure and side, round by round.
 #[derive(Debug, Default)]
-struct Found(BTreeMap<(Cell, usize, Side), Vec<f64>>);
+struct Measurements(BTreeMap<(Cell, usize, Side), Vec<f64>>);
 
-impl Found {
+impl Measurements {
     fn add(&mut self, cell: Cell, side: Side, figures: &[Option<f64>]) {
         for (index, figure) in figures.iter().enumerate() {
             let rounds = self.0.entry((cell, index, side)).or_default();
@@ -226,8 +227,8 @@ mod tests {
     #[test]
     fn the_paper_is_held_against_30_ms_slices() {
         let cell = Cell::of(Some(&["ping mean, 4 VMs, 1 LSVM, others 100"]))[0];
-        assert_eq!(cell.part, Part::Ping);
-        let mut found = Found::default();
+        assert_eq!(cell.part, Experiment::Ping);
+        let mut found = Measurements::default();
         for _ in 0..3 {
             found.add(cell, Side::Credit, &[Some(40.0), Some(90.0)]);
             found.add(cell, Side::Stock, &[Some(5.0), None]);

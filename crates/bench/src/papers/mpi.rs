@@ -12,7 +12,7 @@ use std::sync::mpsc::channel;
 use viola_lab::wire::Output;
 use viola_lab::{Guest, Lab, Paths};
 
-use super::mpiexec::{LIMIT, Mpiexec, Said, last_line, late};
+use super::mpiexec::{Event, LIMIT, Mpiexec, last_line, late};
 use super::plan::CALLS;
 use crate::harness::guests::shell;
 use crate::harness::side::lab_failure;
@@ -130,7 +130,7 @@ impl Mpi {
             for (guest, arguments) in ranks.iter().zip(proxies) {
                 let said = said.clone();
                 scope.spawn(move || {
-                    let _ = said.send(Said::Proxy(proxy(guest, arguments)));
+                    let _ = said.send(Event::Proxy(proxy(guest, arguments)));
                 });
             }
             // its end ends the proxies, for whom this scope waits
@@ -196,7 +196,7 @@ fn proxy(guest: &Guest, arguments: Vec<String>) -> Outcome {
 
 /// A line of the benchmark's tables.
 #[derive(Debug, PartialEq)]
-struct Mean<'a> {
+struct TableRow<'a> {
     call: &'a str,
     bytes: u32,
     /// Mean time of a call over all ranks, µs.
@@ -205,7 +205,7 @@ struct Mean<'a> {
 
 /// The tables of IMB-MPI1: below "# Benchmarking CALL", a head that begins with "#bytes" and names the columns, then lines of
 /// numbers.
-fn means(text: &str) -> Vec<Mean<'_>> {
+fn means(text: &str) -> Vec<TableRow<'_>> {
     let (mut call, mut column, mut found) = ("", None, Vec::new());
     for line in text.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -215,7 +215,7 @@ fn means(text: &str) -> Vec<Mean<'_>> {
             [bytes, ..] => {
                 let us = column.and_then(|at| words.get(at)?.parse().ok());
                 if let (Ok(bytes), Some(us)) = (bytes.parse(), us) {
-                    found.push(Mean { call, bytes, us });
+                    found.push(TableRow { call, bytes, us });
                 }
             }
             [] => {}
@@ -250,7 +250,7 @@ mod tests {
 
 # All processes entering MPI_Finalize
 ";
-        let of = |call, bytes, us| Mean { call, bytes, us };
+        let of = |call, bytes, us| TableRow { call, bytes, us };
         assert_eq!(
             means(text),
             [

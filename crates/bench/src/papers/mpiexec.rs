@@ -18,12 +18,12 @@ use viola_cli::interrupt;
 /// How long one run may take; 30 ms slices make the slowest ones.
 pub const LIMIT: Duration = Duration::from_secs(180);
 /// How long mpiexec may take to tell the proxies' commands.
-const TELL: Duration = Duration::from_secs(20);
+const PROXY_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time between two looks at whether somebody asked for the end.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What a run waits for.
-pub enum Said {
+pub enum Event {
     /// A line of the first rank.
     Line(String),
     /// mpiexec has closed its output.
@@ -88,7 +88,7 @@ impl Mpiexec {
             }
             let _ = told.send((proxies, output));
         });
-        match tells.recv_timeout(TELL) {
+        match tells.recv_timeout(PROXY_TIMEOUT) {
             Ok((proxies, output)) if proxies.len() == count => {
                 self.output = Some(output);
                 Ok(proxies)
@@ -101,13 +101,13 @@ impl Mpiexec {
     }
 
     /// From now on its lines are sent.
-    pub fn listen(&mut self, said: Sender<Said>) {
+    pub fn listen(&mut self, said: Sender<Event>) {
         if let Some(output) = self.output.take() {
             std::thread::spawn(move || {
                 for line in output.lines().map_while(Result::ok) {
-                    let _ = said.send(Said::Line(line));
+                    let _ = said.send(Event::Line(line));
                 }
-                let _ = said.send(Said::End);
+                let _ = said.send(Event::End);
             });
         }
     }
@@ -116,15 +116,15 @@ impl Mpiexec {
     ///
     /// # Errors
     /// It or a proxy fails, or it is too late: with what it says.
-    pub fn text(&mut self, says: &Receiver<Said>, ranks: usize) -> Outcome<String> {
+    pub fn text(&mut self, says: &Receiver<Event>, ranks: usize) -> Outcome<String> {
         let (mut text, mut closed, mut ended) = (String::new(), false, 0);
         while !closed || ended < ranks {
-            match says.recv_timeout(LOOK) {
-                Ok(Said::Line(line)) => text.extend([line.as_str(), "\n"]),
-                Ok(Said::End) => closed = true,
-                Ok(Said::Proxy(Ok(()))) => ended += 1,
+            match says.recv_timeout(POLL_INTERVAL) {
+                Ok(Event::Line(line)) => text.extend([line.as_str(), "\n"]),
+                Ok(Event::End) => closed = true,
+                Ok(Event::Proxy(Ok(()))) => ended += 1,
                 // a rank that fails takes the others along; the first word is mpiexec's
-                Ok(Said::Proxy(Err(failure))) => {
+                Ok(Event::Proxy(Err(failure))) => {
                     return Err(match self.last_words() {
                         Some(words) => Failure::run(format!("MPI failed: {words}")),
                         None => failure,
@@ -216,7 +216,7 @@ mod tests {
     }
 
     /// A shell in mpiexec's place, which has told its two proxies' commands.
-    fn told(script: &str) -> (Mpiexec, Sender<Said>, Receiver<Said>) {
+    fn told(script: &str) -> (Mpiexec, Sender<Event>, Receiver<Event>) {
         let launch = "for i in 0 1; do echo HYDRA_LAUNCH: /x/hydra_pmi_proxy --proxy-id $i; done; echo HYDRA_LAUNCH_END";
         let mut mpiexec = started(&format!("{launch}; {script}"));
         let proxies = mpiexec.proxies(2).unwrap();
@@ -239,7 +239,7 @@ mod tests {
     fn a_run_is_over_when_mpiexec_and_all_proxies_have_ended() {
         let (mut mpiexec, said, says) = told("echo one; echo two");
         for _ in 0..2 {
-            said.send(Said::Proxy(Ok(()))).unwrap();
+            said.send(Event::Proxy(Ok(()))).unwrap();
         }
         let text = mpiexec.text(&says, 2).unwrap();
         assert_eq!(text, "one\ntwo\n");
@@ -249,10 +249,10 @@ mod tests {
     fn a_rank_that_fails_ends_the_run_with_mpiexecs_word_and_mpiexec() {
         let (mut mpiexec, said, says) =
             told("echo 'rank 1 is lost' >&2; echo more >&2; exec sleep 60");
-        said.send(Said::Proxy(Ok(()))).unwrap();
+        said.send(Event::Proxy(Ok(()))).unwrap();
         // what it says is there before a guest can answer
-        std::thread::sleep(LOOK);
-        said.send(Said::Proxy(Err(Failure::run("status 1"))))
+        std::thread::sleep(POLL_INTERVAL);
+        said.send(Event::Proxy(Err(Failure::run("status 1"))))
             .unwrap();
         let failure = mpiexec.text(&says, 2).unwrap_err();
         assert_eq!(sentence(failure), "MPI failed: rank 1 is lost");
@@ -263,7 +263,7 @@ mod tests {
     fn a_benchmark_that_fails_is_told_by_its_last_line() {
         let (mut mpiexec, said, says) = told("echo 'Invalid benchmark name'; echo; exit 3");
         for _ in 0..2 {
-            said.send(Said::Proxy(Ok(()))).unwrap();
+            said.send(Event::Proxy(Ok(()))).unwrap();
         }
         let failure = mpiexec.text(&says, 2).unwrap_err();
         let wanted = "the MPI benchmark failed: Invalid benchmark name";

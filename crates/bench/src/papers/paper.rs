@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::plan::{CREDIT, Cell, Part, Setup, VIOLA};
+use super::plan::{CREDIT, Cell, Experiment, Setup, VIOLA};
 use crate::harness::result::rows_of;
 use crate::harness::row::Goal;
 use viola_cli::error::Outcome;
@@ -39,33 +39,33 @@ fn from_to(text: &'static str, credit: f64, vslicer: f64) -> Claim {
     claim(text, Goal::AtMost(vslicer / credit))
 }
 
-/// The paper's words for a figure, by its place in [`Part::figures`].
-pub fn of(part: Part, index: usize, setup: Setup) -> Claim {
+/// The paper's words for a figure, by its place in [`Experiment::figures`].
+pub fn of(part: Experiment, index: usize, setup: Setup) -> Claim {
     match part {
-        Part::Ping => ping(index, setup),
-        Part::JitterSmall | Part::JitterLarge => claim(
+        Experiment::Ping => ping(index, setup),
+        Experiment::JitterSmall | Experiment::JitterLarge => claim(
             "less at all sizes (figure 2.10, no number)",
             Goal::AtMost(1.0),
         ),
-        Part::TcpLan => claim("no gain (figure 2.11 a)", Goal::AtLeast(1.0)),
-        Part::TcpWan => claim("up to 3x (figure 2.11 b)", Goal::AtLeast(3.0)),
-        Part::Apache => match index {
+        Experiment::TcpLan => claim("no gain (figure 2.11 a)", Goal::AtLeast(1.0)),
+        Experiment::TcpWan => claim("up to 3x (figure 2.11 b)", Goal::AtLeast(3.0)),
+        Experiment::Apache => match index {
             0 => claim("90 to 180/s sustained (figure 2.14)", Goal::AtLeast(2.0)),
             _ => claim("much shorter (figure 2.14, no number)", Goal::AtMost(1.0)),
         },
-        Part::ApacheMost => claim("90 to 180/s sustained (figure 2.14)", Goal::AtLeast(2.0)),
-        Part::Call => match index {
+        Experiment::ApacheMost => claim("90 to 180/s sustained (figure 2.14)", Goal::AtLeast(2.0)),
+        Experiment::Call => match index {
             0 => from_to("26.7 to 10.1 ms (table 2.1)", 26.7, 10.1),
             1 => from_to("25.8 to 14.8 ms (table 2.1)", 25.8, 14.8),
             _ => claim("1.2 % to none (table 2.1)", Goal::AtMost(0.0)),
         },
-        Part::Lines => match index {
+        Experiment::Lines => match index {
             0 => from_to("36.7 to 13.0 ms (table 2.2)", 36.7, 13.0),
             1 => no_claim("not given"),
             2 => from_to("44.5 to 15.3 % (table 2.2)", 44.5, 15.3),
             _ => from_to("6.0 to 1.5 % (table 2.2)", 6.0, 1.5),
         },
-        Part::Film => match index {
+        Experiment::Film => match index {
             0 => from_to("46.2 to 16.6 ms (table 2.3)", 46.2, 16.6),
             1 => from_to("41.2 to 15.8 ms (table 2.3)", 41.2, 15.8),
             2 => no_claim("not given"),
@@ -74,7 +74,7 @@ pub fn of(part: Part, index: usize, setup: Setup) -> Claim {
             5 => from_to("480 to 262 ms (table 2.3)", 480.0, 262.0),
             _ => from_to("509 to 243 ms (table 2.3)", 509.0, 243.0),
         },
-        Part::Mpi => match index {
+        Experiment::Mpi => match index {
             0..=1 => claim("half or less at all sizes (figure 2.15)", Goal::AtMost(0.5)),
             4 => claim(
                 "up to 4.5x less at 1024 KB (figure 2.16)",
@@ -85,8 +85,8 @@ pub fn of(part: Part, index: usize, setup: Setup) -> Claim {
                 Goal::AtMost(0.5),
             ),
         },
-        Part::StreamBatch => claim("almost the same (figure 2.13)", Goal::AtLeast(0.97)),
-        Part::StreamLs => no_claim("less with short microslices (figure 2.13, no number)"),
+        Experiment::StreamBatch => claim("almost the same (figure 2.13)", Goal::AtLeast(0.97)),
+        Experiment::StreamLs => no_claim("less with short microslices (figure 2.13, no number)"),
     }
 }
 
@@ -200,11 +200,11 @@ mod tests {
         };
         // "a 71% reduction"; "16.6ms (62%)"; "29.6ms (64%)"
         for (part, index, less) in [
-            (Part::Ping, 0, 0.71),
-            (Part::Call, 0, 0.62),
-            (Part::Film, 0, 0.64),
-            (Part::Mpi, 1, 0.5),
-            (Part::Mpi, 4, 1.0 - 1.0 / 4.5),
+            (Experiment::Ping, 0, 0.71),
+            (Experiment::Call, 0, 0.62),
+            (Experiment::Film, 0, 0.64),
+            (Experiment::Mpi, 1, 0.5),
+            (Experiment::Mpi, 4, 1.0 - 1.0 / 4.5),
         ] {
             let Some(Goal::AtMost(most)) = of(part, index, setup).goal else {
                 panic!("{part:?} has no goal");

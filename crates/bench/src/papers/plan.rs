@@ -57,7 +57,7 @@ impl Setup {
 
 /// An experiment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub enum Experiment {
     /// Round trips.
     Ping,
     /// A stream of 1 Mbit/s in datagrams of 256 bytes.
@@ -89,7 +89,7 @@ pub enum Part {
 /// A figure's name and unit.
 pub type Figure = (&'static str, &'static str);
 
-impl Part {
+impl Experiment {
     /// All, in the paper's order.
     pub const ALL: [Self; 13] = [
         Self::Ping,
@@ -261,9 +261,9 @@ pub fn times(quick: bool) -> Times {
 }
 
 /// Time to switch from one side, or one set of guests' classes, to the next.
-pub const SWITCH: Duration = Duration::from_millis(900);
+pub const SWITCH_TIME: Duration = Duration::from_millis(900);
 /// Time to boot a lab with its servers and take it down.
-pub const BOOT: Duration = Duration::from_secs(5);
+pub const BOOT_TIME: Duration = Duration::from_secs(5);
 
 /// An experiment with its guests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -271,13 +271,13 @@ pub struct Cell {
     /// With which guests.
     pub setup: Setup,
     /// What.
-    pub part: Part,
+    pub part: Experiment,
 }
 
 impl Cell {
     /// All, in the paper's order.
     pub fn all() -> Vec<Self> {
-        let cells = Part::ALL.into_iter().flat_map(|part| {
+        let cells = Experiment::ALL.into_iter().flat_map(|part| {
             let setups = part.setups().into_iter();
             setups.map(move |setup| Self { setup, part })
         });
@@ -328,7 +328,7 @@ pub fn round(cells: &[Cell], quick: bool) -> Duration {
     let sides = SIDES.len() as u32;
     let mut time: Duration = cells.iter().map(|c| c.part.time(quick) * sides).sum();
     for vms in labs(cells) {
-        time += BOOT + SWITCH * sides * classes(cells, vms).len() as u32;
+        time += BOOT_TIME + SWITCH_TIME * sides * classes(cells, vms).len() as u32;
     }
     time
 }
@@ -357,12 +357,16 @@ mod tests {
         assert!(names.contains(&"ping mean, 4 VMs, 1 LSVM, others 40 %".to_owned()));
         let lines = format!("VoIP, {LINES} lines");
         assert!(
-            Part::Lines
+            Experiment::Lines
                 .figures()
                 .iter()
                 .all(|f| f.0.starts_with(&lines))
         );
-        assert!(Part::Apache.figures()[0].0.contains(&RATE.to_string()));
+        assert!(
+            Experiment::Apache.figures()[0]
+                .0
+                .contains(&RATE.to_string())
+        );
         let size = |bytes: u32| match bytes >> 20 {
             0 => format!("{} KiB", bytes >> 10),
             mib => format!("{mib} MiB"),
@@ -371,7 +375,7 @@ mod tests {
             let name = |bytes: &u32| format!("MPI {call}, {}", size(*bytes));
             sizes.iter().map(name).collect::<Vec<_>>()
         };
-        let told: Vec<&str> = Part::Mpi.figures().iter().map(|f| f.0).collect();
+        let told: Vec<&str> = Experiment::Mpi.figures().iter().map(|f| f.0).collect();
         assert_eq!(CALLS.map(of).concat(), told);
     }
 

@@ -41,7 +41,7 @@ const TURBO_SIDES: [&str; 3] = [STOCK, SLOTS, SCHED_EXT];
 
 /// What is measured of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum What {
+enum Quantity {
     /// How soon the first VM answers, and what it and all get.
     Answers,
     /// How far the VMs are from equal shares of both cores.
@@ -59,14 +59,14 @@ struct Cell {
     /// The core, or the regular and the turbo core.
     cpus: &'static str,
     vms: &'static str,
-    what: What,
+    what: Quantity,
     sides: &'static [&'static str],
     /// Nanoseconds per instruction, as a power of two.
     shift: u32,
 }
 
 /// As slow as an emulator can do without the result taking hours.
-const SLOW: u32 = 3;
+const MAX_SHIFT: u32 = 3;
 /// Nearer to a real core, for what the cost of a decision is part of.
 const FAST: u32 = 1;
 
@@ -75,56 +75,56 @@ const CELLS: [Cell; 8] = [
         name: "LSVM busy",
         cpus: "1",
         vms: "ls:busy batch:spin batch:spin batch:spin",
-        what: What::Answers,
+        what: Quantity::Answers,
         sides: &SIDES,
-        shift: SLOW,
+        shift: MAX_SHIFT,
     },
     Cell {
         name: "LSVM idle",
         cpus: "1",
         vms: "ls:idle batch:spin batch:spin batch:spin",
-        what: What::Answers,
+        what: Quantity::Answers,
         sides: &SIDES,
-        shift: SLOW,
+        shift: MAX_SHIFT,
     },
     Cell {
         name: "turbo",
         cpus: TURBO,
         vms: "turbo:idle turbo:idle turbo:idle turbo:idle",
-        what: What::Answers,
+        what: Quantity::Answers,
         sides: &TURBO_SIDES,
-        shift: SLOW,
+        shift: MAX_SHIFT,
     },
     Cell {
         name: "turbo, others flooded",
         cpus: TURBO,
         vms: "turbo:idle turbo:spin turbo:spin turbo:spin",
-        what: What::Answers,
+        what: Quantity::Answers,
         sides: &TURBO_SIDES,
-        shift: SLOW,
+        shift: MAX_SHIFT,
     },
     // The first has interrupts for 15 % of a core.
     Cell {
         name: "turbo, one with interrupts",
         cpus: TURBO,
         vms: "turbo:150 turbo:idle turbo:idle turbo:idle",
-        what: What::Shares,
+        what: Quantity::Shares,
         sides: &[SLOTS, SCHED_EXT],
-        shift: SLOW,
+        shift: MAX_SHIFT,
     },
     Cell {
         name: "a program of the host",
         cpus: "1",
         vms: "batch:spin batch:spin batch:spin batch:spin fair:spin",
-        what: What::Beside,
+        what: Quantity::Beside,
         sides: &SIDES,
-        shift: SLOW,
+        shift: MAX_SHIFT,
     },
     Cell {
         name: "LSVM idle, 2 ns",
         cpus: "1",
         vms: "ls:idle batch:spin batch:spin batch:spin",
-        what: What::Answers,
+        what: Quantity::Answers,
         sides: &TURBO_SIDES,
         shift: FAST,
     },
@@ -132,15 +132,15 @@ const CELLS: [Cell; 8] = [
         name: "turbo, 2 ns",
         cpus: TURBO,
         vms: "turbo:idle turbo:idle turbo:idle turbo:idle",
-        what: What::Answers,
+        what: Quantity::Answers,
         sides: &TURBO_SIDES,
         shift: FAST,
     },
 ];
 
-const BOOT: Duration = Duration::from_secs(30);
+const BOOT_TIME: Duration = Duration::from_secs(30);
 /// Longest that a cell may take, however busy this machine is.
-const PATIENCE: Duration = Duration::from_secs(900);
+const CELL_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// What one run of a cell gave.
 struct Reading {
@@ -178,22 +178,22 @@ impl Reading {
     }
 }
 
-type Found = BTreeMap<(&'static str, &'static str), Vec<Reading>>;
+type Measurements = BTreeMap<(&'static str, &'static str), Vec<Reading>>;
 
 /// Runs it, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
     let rounds = options.rounds();
     // Answers are some 90 a second. A VM may be ahead of its share on two cores by two accounting periods, 60 ms.
-    let seconds = |what: What| match (what, options.quick) {
-        (What::Shares, _) => 10,
+    let seconds = |what: Quantity| match (what, options.quick) {
+        (Quantity::Shares, _) => 10,
         (_, true) => 2,
-        (What::Answers, false) => 6,
-        (What::Beside, false) => 3,
+        (Quantity::Answers, false) => 6,
+        (Quantity::Beside, false) => 3,
     };
     // Those at 2 ns take four times as long, and say nothing but where a part of the others' times is from: by name.
     let wanted = |cell: &&Cell| match &options.only {
         Some(only) => cell.name.contains(only.as_str()),
-        None => cell.shift == SLOW,
+        None => cell.shift == MAX_SHIFT,
     };
     let cells: Vec<_> = CELLS.iter().filter(wanted).collect();
     if cells.is_empty() {
@@ -202,24 +202,26 @@ pub fn run(options: &Options) -> Outcome {
         ));
     }
     // A guest's second takes one to two here, and as many times longer as its instructions are shorter.
-    let each =
-        |cell: &Cell| Duration::from_secs(seconds(cell.what) * 2 + 2) * (1 << (SLOW - cell.shift));
+    let each = |cell: &Cell| {
+        Duration::from_secs(seconds(cell.what) * 2 + 2) * (1 << (MAX_SHIFT - cell.shift))
+    };
     let others = others();
     let is_there = |side: &&str| !OTHERS.contains(side) || others.contains_key(*side);
     let sides = |cell: &Cell| -> Vec<&'static str> {
         cell.sides.iter().copied().filter(is_there).collect()
     };
     let of = |cell: &&Cell| each(cell) * sides(cell).len() as u32;
-    let whole = (BOOT * 2 + cells.iter().map(of).sum::<Duration>()) * rounds as u32;
+    let whole = (BOOT_TIME * 2 + cells.iter().map(of).sum::<Duration>()) * rounds as u32;
     let mut progress = Progress::new(whole);
     progress.say(&format!("scx: {rounds} rounds, about {}", clock(whole)));
-    let (mut found, mut kernel) = (Found::new(), String::new());
-    let shifts = [SLOW, FAST].map(|shift| (shift, cells.iter().filter(move |c| c.shift == shift)));
+    let (mut found, mut kernel) = (Measurements::new(), String::new());
+    let shifts =
+        [MAX_SHIFT, FAST].map(|shift| (shift, cells.iter().filter(move |c| c.shift == shift)));
     let shifts = shifts.map(|(shift, cells)| (shift, cells.copied().collect::<Vec<_>>()));
     let turns = (0..rounds).flat_map(|round| shifts.iter().map(move |(s, c)| (round, *s, c)));
     for (round, shift, cells) in turns.filter(|(.., cells)| !cells.is_empty()) {
         let label = format!("round {} of {rounds}", round + 1);
-        progress.step(&format!("{label}: boot"), BOOT);
+        progress.step(&format!("{label}: boot"), BOOT_TIME);
         let at = std::env::temp_dir().join(format!("viola-scx-{}", std::process::id()));
         let folder = Folder::new(at)?;
         let (host, program) = boot(&folder.0, options.core, shift, &others)?;
@@ -238,7 +240,7 @@ pub fn run(options: &Options) -> Outcome {
                 seconds(cell.what),
                 cell.vms
             );
-            let output = host.exec(&words, PATIENCE).map_err(failed)?;
+            let output = host.exec(&words, CELL_TIMEOUT).map_err(failed)?;
             let reading = Reading::parse(&output.stdout).ok_or_else(|| {
                 let said = format!("{}{}", output.stdout, output.stderr);
                 Failure::run(format!("{name}, {side}: {said}"))
@@ -253,7 +255,7 @@ pub fn run(options: &Options) -> Outcome {
         let first = round % turns.len();
         turns.rotate_left(first);
         for turn in turns {
-            let held = turn.map(|other| Held::start(&host, &program, other));
+            let held = turn.map(|other| OtherScheduler::start(&host, &program, other));
             let held = held.transpose()?;
             for cell in cells {
                 let mut order = sides(cell);
@@ -264,12 +266,12 @@ pub fn run(options: &Options) -> Outcome {
                     one(cell, side)?;
                 }
             }
-            held.map_or(Ok(()), Held::end)?;
+            held.map_or(Ok(()), OtherScheduler::end)?;
         }
     }
     let guests = format!(
         "processes in a QEMU guest with 3 vCPUs, Linux {kernel}, {} ns per instruction if a row says nothing else",
-        1 << SLOW
+        1 << MAX_SHIFT
     );
     let mut results = Results::new(rounds, &guests, rows(&found));
     results.explain(&Causes::read("bench/why-scx.toml".as_ref())?);
@@ -298,11 +300,11 @@ fn mechanism(side: &str) -> String {
 }
 
 /// One of the others, at work in the guest.
-struct Held<'a> {
+struct OtherScheduler<'a> {
     host: &'a QemuVm,
 }
 
-impl<'a> Held<'a> {
+impl<'a> OtherScheduler<'a> {
     fn start(host: &'a QemuVm, program: &Program, other: &str) -> Outcome<Self> {
         let hold = format!(
             "touch /tmp/held; {} internal stand hold {} /tmp/held </dev/null >/tmp/hold.log 2>&1 & p=$!; \
@@ -311,7 +313,7 @@ impl<'a> Held<'a> {
             program.command(),
             mechanism(other)
         );
-        let output = host.exec(&hold, PATIENCE).map_err(failed)?;
+        let output = host.exec(&hold, CELL_TIMEOUT).map_err(failed)?;
         match output.status {
             0 => Ok(Self { host }),
             _ => Err(Failure::run(format!("{other}: {}", output.stdout))),
@@ -368,7 +370,7 @@ fn boot(
     Ok((host, program))
 }
 
-fn rows(found: &Found) -> Vec<Row> {
+fn rows(found: &Measurements) -> Vec<Row> {
     let mut rows = Vec::new();
     let side = |row: Row, cell: &'static str, of: &dyn Fn(&Reading) -> f64| {
         SIDES.into_iter().fold(row, |row, side| {
@@ -388,7 +390,7 @@ fn rows(found: &Found) -> Vec<Row> {
         };
         let all = Row::new(name("all four together"), "%");
         match what {
-            What::Answers => {
+            Quantity::Answers => {
                 rows.push(answer(Row::new(name("answer p50"), "us"), &|r| r.p50_us));
                 rows.push(answer(Row::new(name("answer p99"), "us"), &|r| r.p99_us));
                 let share = Row::new(name("share of the one that is asked"), "%");
@@ -397,14 +399,14 @@ fn rows(found: &Found) -> Vec<Row> {
                 }));
                 rows.push(side(all, cell, &Reading::all).against(SCHED_EXT, SLOTS));
             }
-            What::Shares => {
+            Quantity::Shares => {
                 let far = Row::new(name("farthest from an equal share"), "points");
                 let far = side(far, cell, &Reading::unfair).against(SCHED_EXT, SLOTS);
                 rows.push(far.goal(Goal::FigureAtMost(1.0), SCHED_EXT));
                 rows.push(side(all, cell, &Reading::all).against(SCHED_EXT, SLOTS));
             }
             // What goes first there is not the same, by design: no goal.
-            What::Beside => rows.push(side(all, cell, &|r| {
+            Quantity::Beside => rows.push(side(all, cell, &|r| {
                 r.all() - r.shares.last().copied().unwrap_or(0.0)
             })),
         }
@@ -432,7 +434,7 @@ mod tests {
 
     #[test]
     fn each_cell_has_its_rows_with_sched_ext_against_slots() {
-        let mut found = Found::new();
+        let mut found = Measurements::new();
         for (side, p50_us) in [(SLOTS, 4.0), (SCHED_EXT, 3.0)] {
             let reading = Reading {
                 p50_us,

@@ -38,7 +38,7 @@ use viola_sched::slots::{HelperCommand, Slots};
 use viola_sched::{Algorithm, BATCH_SLICE, CorePlan, Mechanism, Plan, ThreadPlan, VmPlan};
 
 use self::other::Other;
-use self::process::{Kind, Place, Stand, run_time, vm, work};
+use self::process::{Kind, Place, StandIn, run_time, vm, work};
 use viola_cli::error::chain;
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
@@ -82,7 +82,7 @@ fn carry_out(words: &[&str]) -> Outcome {
     }
 }
 
-fn plan(place: Place, stands: &[Stand], vms: &[Vm], index: impl Fn(&Vm) -> u32) -> Plan {
+fn plan(place: Place, stands: &[StandIn], vms: &[Vm], index: impl Fn(&Vm) -> u32) -> Plan {
     let on = |cpu: u32, turbo: bool| {
         let vms = vms.iter().zip(stands).enumerate();
         let vms = vms.filter_map(|(i, (vm, s))| {
@@ -200,14 +200,14 @@ fn run(mechanism: &str, cpus: &str, seconds: f64, specs: &[&str]) -> Outcome {
     let stands = specs
         .iter()
         .enumerate()
-        .map(|(i, spec)| Stand::start(i, spec, place))
+        .map(|(i, spec)| StandIn::start(i, spec, place))
         .collect::<Outcome<Vec<_>>>()?;
     let managed = stands.iter().take_while(|s| s.kind != Kind::Fair).count();
     let vms = stands[..managed]
         .iter()
         .map(|s| s.vm(place))
         .collect::<Outcome<Vec<_>>>()?;
-    let pids: Vec<u32> = stands.iter().map(Stand::pid).collect();
+    let pids: Vec<u32> = stands.iter().map(StandIn::pid).collect();
     let numbers: Vec<String> = pids.iter().map(u32::to_string).collect();
     println!("pids {}", numbers.join(" "));
     let helper = HelperCommand {
@@ -236,7 +236,7 @@ fn run(mechanism: &str, cpus: &str, seconds: f64, specs: &[&str]) -> Outcome {
         used.apply(&plan, &vms, meter.as_mut().and_then(Meter::acct))?;
     }
     std::thread::sleep(Duration::from_millis(500));
-    let before: Vec<(u64, u64)> = stands.iter().map(Stand::ran).collect();
+    let before: Vec<(u64, u64)> = stands.iter().map(StandIn::ran).collect();
     let begin = Instant::now();
     let until = begin + Duration::from_secs_f64(seconds);
     let mut trips = if stands[0].answers {
@@ -299,8 +299,8 @@ fn cost(scx: &Scx) -> Value {
 fn eject(cpu: u32) -> Outcome {
     let place = Place::parse(&cpu.to_string())?;
     let stands = [
-        Stand::start(0, "batch:spin", place)?,
-        Stand::start(1, "batch:spin", place)?,
+        StandIn::start(0, "batch:spin", place)?,
+        StandIn::start(1, "batch:spin", place)?,
     ];
     let vms = [stands[0].vm(place)?, stands[1].vm(place)?];
     let knobs = Knobs {

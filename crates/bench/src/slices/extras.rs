@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use viola_lab::load::{self, UdpFlood};
 
-use super::first::{self, Late};
+use super::first::{self, LatePing};
 use super::plan::{Extra, State};
 use crate::harness::cell::{self, Reading, Times, fair, points_from};
-use crate::harness::cpu::{Eye, Look};
+use crate::harness::cpu::{CpuSample, ThreadSampler};
 use crate::harness::guests::{Guests, WEB};
 use crate::harness::row::{Goal, Row};
 use crate::harness::side::{Active, Guests as Settings, Side, lab_failure, slice};
@@ -23,7 +23,7 @@ const VIOLA: &str = "viola";
 
 /// How an extra is measured.
 #[derive(Debug, Clone, Copy)]
-pub struct Job {
+pub struct ExtraOptions {
     /// The guests' core.
     pub core: usize,
     /// Length of a cell.
@@ -36,26 +36,26 @@ pub struct Job {
 
 /// What was read, round by round.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct Measurements {
     readings: Vec<(Extra, Reading)>,
-    first: Vec<(State, usize, Vec<Late>)>,
+    first: Vec<(State, usize, Vec<LatePing>)>,
 }
 
-impl Found {
+impl Measurements {
     /// Measures one of them.
     pub fn measure(
         &mut self,
         extra: Extra,
-        job: &Job,
+        job: &ExtraOptions,
         guests: &mut Guests,
-        eye: &mut Eye,
+        sampler: &mut ThreadSampler,
     ) -> Outcome {
         if extra == Extra::First {
             for state in [State::Busy, State::Idle] {
                 guests.keep_busy(state == State::Busy, 100)?;
                 let settings = Settings::equal(job.core, WEB);
                 let active = Active::start(Side::Viola(MICROSLICE), &settings, &guests.lab)?;
-                let late = first::pings(guests, eye, job.core, job.pings, job.seed)?;
+                let late = first::pings(guests, sampler, job.core, job.pings, job.seed)?;
                 active.stop()?;
                 self.first.push((state, job.pings, late));
             }
@@ -75,10 +75,10 @@ impl Found {
         }
         let active = Active::start(Side::Viola(MICROSLICE), &settings, &guests.lab)?;
         let reading = match extra {
-            Extra::Flood => flooded(guests, &active, eye, job)?,
+            Extra::Flood => flooded(guests, &active, sampler, job)?,
             // no pings either: what is measured is that nothing happens
-            Extra::Quiet => quiet(guests, &active, eye, job.times.ping)?,
-            _ => cell::measure(guests, &active, eye, &job.times, job.seed)?,
+            Extra::Quiet => quiet(guests, &active, sampler, job.times.ping)?,
+            _ => cell::measure(guests, &active, sampler, &job.times, job.seed)?,
         };
         active.stop()?;
         self.readings.push((extra, reading));
@@ -143,7 +143,12 @@ impl Found {
 }
 
 /// A cell while packets come in.
-fn flooded(guests: &Guests, active: &Active, eye: &mut Eye, job: &Job) -> Outcome<Reading> {
+fn flooded(
+    guests: &Guests,
+    active: &Active,
+    sampler: &mut ThreadSampler,
+    job: &ExtraOptions,
+) -> Outcome<Reading> {
     let web = guests
         .web()
         .address()
@@ -156,7 +161,7 @@ fn flooded(guests: &Guests, active: &Active, eye: &mut Eye, job: &Job) -> Outcom
     };
     std::thread::scope(|scope| {
         let sender = scope.spawn(|| load::udp_flood(&guests.lab, web, &flood));
-        let reading = cell::measure(guests, active, eye, &job.times, job.seed);
+        let reading = cell::measure(guests, active, sampler, &job.times, job.seed);
         let sent = sender
             .join()
             .map_err(|_| Failure::run("the flood's thread has failed"))?
@@ -169,22 +174,27 @@ fn flooded(guests: &Guests, active: &Active, eye: &mut Eye, job: &Job) -> Outcom
 }
 
 /// A cell of nothing but time.
-fn quiet(guests: &Guests, active: &Active, eye: &mut Eye, time: Duration) -> Outcome<Reading> {
+fn quiet(
+    guests: &Guests,
+    active: &Active,
+    sampler: &mut ThreadSampler,
+    time: Duration,
+) -> Outcome<Reading> {
     let pids = guests.pids();
     std::thread::sleep(Duration::from_millis(500));
     let (before, tree, controller, begun) = (
-        eye.vms(&pids)?,
+        sampler.vms(&pids)?,
         active.look(),
         active.controller_ns()?,
         Instant::now(),
     );
     std::thread::sleep(time);
     let ns = active.controller_ns()?.saturating_sub(controller);
-    let used = |now: Option<Look>| Some(now?.since(&tree?).iter().map(|u| u.share).sum());
+    let used = |now: Option<CpuSample>| Some(now?.since(&tree?).iter().map(|u| u.share).sum());
     Ok(Reading {
         controller: ns as f64 / 1e9 / begun.elapsed().as_secs_f64(),
         viola: used(active.look()).unwrap_or_default(),
-        switches_per_s: eye
+        switches_per_s: sampler
             .vms(&pids)?
             .since(&before)
             .iter()
@@ -205,7 +215,7 @@ mod tests {
             ..Reading::default()
         };
         let third = 0.8 / 3.0;
-        let found = Found {
+        let found = Measurements {
             readings: vec![
                 (Extra::Weights, reading([0.4, 0.2, 0.2, 0.2])),
                 (Extra::Cap, reading([third, 0.2, third, third])),

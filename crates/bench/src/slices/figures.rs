@@ -10,7 +10,7 @@ use crate::harness::side::{Side, slice};
 
 /// What was read, by cell and round.
 #[derive(Debug, Default)]
-pub struct Cells {
+pub struct Readings {
     cells: BTreeMap<(Group, State, Side), Vec<Reading>>,
     /// The guest alone on its core, by number of guests in the lab.
     alone: BTreeMap<usize, Vec<Reading>>,
@@ -36,7 +36,7 @@ const CREDIT: &str = "30 ms slices";
 const VIOLA: &str = "viola";
 const ALONE: &str = "alone";
 
-impl Cells {
+impl Readings {
     /// Adds a round's reading of a cell.
     pub fn add(&mut self, group: Group, state: State, side: Side, reading: Reading) {
         self.cells
@@ -197,7 +197,7 @@ mod tests {
     }
 
     fn rows() -> Vec<Row> {
-        let mut cells = Cells::default();
+        let mut cells = Readings::default();
         for state in [State::Busy, State::Idle] {
             cells.add(GROUP, state, Side::Stock, reading(4.0, 100.0));
             cells.add(GROUP, state, Side::Credit, reading(30.0, 101.0));

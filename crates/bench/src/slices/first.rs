@@ -8,25 +8,25 @@ use std::time::{Duration, Instant};
 
 use viola_lab::load::{self, Ping};
 
-use crate::harness::cpu::Eye;
+use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::{Guests, names};
 use crate::harness::row::{Goal, Row};
 use crate::harness::side::lab_failure;
-use crate::harness::trace::{Switch, Trace};
+use crate::harness::trace::{CoreTrace, Switch};
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_report::stats::figure;
 
 /// Above this a ping is late, ms.
-pub const LATE: f64 = 5.0;
-/// Late pings that are described.
+pub const LATE_PING_MS: f64 = 5.0;
+/// LatePing pings that are described.
 const DESCRIBED: usize = 5;
 /// Threads that are named for each of them.
-const NAMED: usize = 3;
+const MAX_NAMED_THREADS: usize = 3;
 
 /// A late ping.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Late {
+pub struct LatePing {
     /// Since switching on, seconds.
     pub at_s: f64,
     /// Its round trip, ms; `None` when no answer came.
@@ -35,7 +35,7 @@ pub struct Late {
     pub ran: Vec<(String, f64)>,
 }
 
-impl Late {
+impl LatePing {
     /// In words.
     fn text(&self) -> String {
         let rtt = self
@@ -44,7 +44,7 @@ impl Late {
         let ran: Vec<String> = self
             .ran
             .iter()
-            .take(NAMED)
+            .take(MAX_NAMED_THREADS)
             .map(|(who, ms)| format!("{who} {} ms", figure(*ms)))
             .collect();
         let ran = if ran.is_empty() {
@@ -59,11 +59,11 @@ impl Late {
 /// Sends `count` pings, the first one at once.
 pub fn pings(
     guests: &Guests,
-    eye: &mut Eye,
+    sampler: &mut ThreadSampler,
     core: usize,
     count: usize,
     seed: u64,
-) -> Outcome<Vec<Late>> {
+) -> Outcome<Vec<LatePing>> {
     let web = guests
         .web()
         .address()
@@ -75,7 +75,7 @@ pub fn pings(
         over.store(true, Ordering::Relaxed);
         (late, recorder.join().unwrap_or_default())
     });
-    let owners = eye.owners(&guests.pids())?;
+    let owners = sampler.owners(&guests.pids())?;
     let vms = names(guests.pids().len());
     let name = |tid| {
         let vm = owners.get(&tid).and_then(|vm| vms.get(*vm));
@@ -90,13 +90,13 @@ pub fn pings(
     Ok(late.collect())
 }
 
-/// Late pings with the span of CLOCK_MONOTONIC (ns) that each was under way.
+/// LatePing pings with the span of CLOCK_MONOTONIC (ns) that each was under way.
 fn send(
     guests: &Guests,
     web: std::net::Ipv4Addr,
     count: usize,
     seed: u64,
-) -> Outcome<Vec<(Late, u64, u64)>> {
+) -> Outcome<Vec<(LatePing, u64, u64)>> {
     let begun = Instant::now();
     let mut late = Vec::new();
     let mut random = seed | 1;
@@ -119,9 +119,9 @@ fn send(
         let (at_s, from) = (begun.elapsed().as_secs_f64(), monotonic());
         let found = load::ping(&guests.lab, web, &one).map_err(lab_failure)?;
         let ms = found.us.first().map(|us| us / 1e3);
-        if ms.is_none_or(|ms| ms > LATE) {
+        if ms.is_none_or(|ms| ms > LATE_PING_MS) {
             late.push((
-                Late {
+                LatePing {
                     at_s,
                     ms,
                     ran: Vec::new(),
@@ -150,7 +150,7 @@ struct Record {
 /// Traces the core until told to end; without the right to, nothing is recorded.
 fn record(core: usize, over: &AtomicBool) -> Record {
     let mut record = Record::default();
-    let Ok(mut trace) = Trace::start(core) else {
+    let Ok(mut trace) = CoreTrace::start(core) else {
         return record;
     };
     let mut last = false;
@@ -203,13 +203,14 @@ fn ran(
 }
 
 /// The row of one state.
-pub fn row(state: &str, count: usize, slice: &str, late: &[Late]) -> Row {
-    let name =
-        format!("pings above {LATE} ms of the first {count} after switching on, {state}, {slice}");
+pub fn row(state: &str, count: usize, slice: &str, late: &[LatePing]) -> Row {
+    let name = format!(
+        "pings above {LATE_PING_MS} ms of the first {count} after switching on, {state}, {slice}"
+    );
     let row = Row::new(name, "pings")
         .side("viola", [late.len() as f64])
         .goal(Goal::FigureAtMost(1.0), "viola");
-    let said: Vec<String> = late.iter().take(DESCRIBED).map(Late::text).collect();
+    let said: Vec<String> = late.iter().take(DESCRIBED).map(LatePing::text).collect();
     Row {
         why: (!said.is_empty()).then(|| said.join("; ")),
         ..row
@@ -241,7 +242,7 @@ mod tests {
     #[test]
     fn without_a_trace_nobody_is_named() {
         assert!(ran(&[], 0, 10, |_| String::new()).is_empty());
-        let late = Late {
+        let late = LatePing {
             at_s: 1.5,
             ms: Some(7.25),
             ran: Vec::new(),
@@ -256,7 +257,7 @@ mod tests {
 
     #[test]
     fn two_late_pings_are_one_too_many() {
-        let late = Late {
+        let late = LatePing {
             at_s: 0.0,
             ms: None,
             ran: vec![("ksoftirqd/1".into(), 6.0)],

@@ -9,12 +9,12 @@ mod plan;
 
 use std::time::Duration;
 
-use figures::Cells;
-use plan::{Plan, SWITCH, State, order};
+use figures::Readings;
+use plan::{Plan, SWITCH_TIME, State, order};
 
 use crate::Options;
 use crate::harness::cell::{self, Times};
-use crate::harness::cpu::Eye;
+use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::WEB;
 use crate::harness::guests::{self, Guests};
 use crate::harness::progress::{Progress, clock};
@@ -37,10 +37,10 @@ pub fn run(options: &Options) -> Outcome {
     guests::split_cores(options.core)?;
     let mut bench = Bench {
         progress: Progress::new(plan.estimate()),
-        eye: Eye::new()?,
+        sampler: ThreadSampler::new()?,
         core: options.core,
-        cells: Cells::default(),
-        extras: extras::Found::default(),
+        cells: Readings::default(),
+        extras: extras::Measurements::default(),
         kernel: String::new(),
         plan,
     };
@@ -73,9 +73,9 @@ struct Bench {
     plan: Plan,
     core: usize,
     progress: Progress,
-    eye: Eye,
-    cells: Cells,
-    extras: extras::Found,
+    sampler: ThreadSampler,
+    cells: Readings,
+    extras: extras::Measurements,
     kernel: String,
 }
 
@@ -84,7 +84,8 @@ impl Bench {
     fn lab(&mut self, round: usize, vms: usize) -> Outcome {
         interrupt::check()?;
         let label = format!("round {} of {}: {vms} guests", round + 1, self.plan.rounds);
-        self.progress.step(&format!("{label}, boot"), plan::BOOT);
+        self.progress
+            .step(&format!("{label}, boot"), plan::BOOT_TIME);
         let mut guests = guests::boot("bench-slices", vms, self.core)?;
         if self.kernel.is_empty() {
             self.kernel = guests.kernel()?;
@@ -96,7 +97,7 @@ impl Bench {
                 break;
             }
             let label = format!("{label}, {}", side.name());
-            self.progress.step(&label, SWITCH);
+            self.progress.step(&label, SWITCH_TIME);
             let active = Active::start(side, &settings, &guests.lab)?;
             for (group, states) in &todo {
                 for state in states {
@@ -108,7 +109,7 @@ impl Bench {
                     let reading = cell::measure(
                         &guests,
                         &active,
-                        &mut self.eye,
+                        &mut self.sampler,
                         &self.plan.times,
                         seed(round),
                     )?;
@@ -125,7 +126,7 @@ impl Bench {
             let reading = cell::measure(
                 &guests,
                 &active,
-                &mut self.eye,
+                &mut self.sampler,
                 &self.plan.times,
                 seed(round),
             )?;
@@ -155,14 +156,15 @@ impl Bench {
                 self.plan.rounds,
                 extra.name()
             );
-            self.progress.step(&label, length + SWITCH);
-            let job = extras::Job {
+            self.progress.step(&label, length + SWITCH_TIME);
+            let job = extras::ExtraOptions {
                 core: self.core,
                 times: self.plan.times.only_ping(),
                 pings: self.plan.pings,
                 seed: seed(round),
             };
-            self.extras.measure(extra, &job, guests, &mut self.eye)?;
+            self.extras
+                .measure(extra, &job, guests, &mut self.sampler)?;
         }
         Ok(())
     }

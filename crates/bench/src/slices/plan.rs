@@ -118,9 +118,9 @@ pub const FULL: Times = Times::of(200, 1800, 1500, 500);
 pub const QUICK: Times = Times::of(200, 1500, 600, 600);
 
 /// Time to switch from one side to the next.
-pub const SWITCH: Duration = Duration::from_millis(900);
+pub const SWITCH_TIME: Duration = Duration::from_millis(900);
 /// Time to boot a lab and take it down.
-pub const BOOT: Duration = Duration::from_secs(4);
+pub const BOOT_TIME: Duration = Duration::from_secs(4);
 
 /// What is to be done.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -202,18 +202,18 @@ impl Plan {
         let mut round = Duration::ZERO;
         for vms in self.labs() {
             let cells: usize = self.of_lab(vms).map(|(_, states)| states.len()).sum();
-            round += BOOT;
+            round += BOOT_TIME;
             if cells > 0 {
-                round += (SWITCH + self.times.cell() * cells as u32) * SIDES.len() as u32;
+                round += (SWITCH_TIME + self.times.cell() * cells as u32) * SIDES.len() as u32;
             }
             if self.alone(vms) {
                 round += self.times.cell();
             }
         }
         let repeated = self.extras.iter().filter(|e| **e != Extra::First).count() as u32;
-        round += (self.times.only_ping().cell() + SWITCH) * repeated;
+        round += (self.times.only_ping().cell() + SWITCH_TIME) * repeated;
         let first = if self.extras.contains(&Extra::First) {
-            (self.first_time() + SWITCH) * 2
+            (self.first_time() + SWITCH_TIME) * 2
         } else {
             Duration::ZERO
         };

@@ -10,11 +10,11 @@ use viola_lab::wire::Workload;
 use viola_lab::{Guest, Lab, Paths, Spec};
 
 use super::agent;
-use super::calendar::{self, Answers, Calendar};
+use super::calendar::{self, Calendar, ResponseTimes};
 use super::files::{self, Files};
 use super::groups::Groups;
-use super::{Part, Parts, Setting, Times};
-use crate::harness::cpu::Eye;
+use super::{Comparison, Measure, Measures, Times};
+use crate::harness::cpu::ThreadSampler;
 use crate::harness::folder::Folder;
 use crate::harness::guests::{OWN_WORK, shell};
 use crate::harness::side::{Active, Guests as Settings, Side, lab_failure};
@@ -28,11 +28,11 @@ const MEMORY: u32 = 192;
 /// Packets a second of the floods.
 pub(super) const RATES: [u32; 3] = [5_000, 20_000, 50_000];
 /// More requests than there is time for.
-const MANY: usize = 1_000_000;
+const MAX_REQUESTS: usize = 1_000_000;
 /// The papers' link, bytes a second.
 const GIGABIT: u32 = 125_000_000;
 /// Time to settle on a side.
-const SETTLE: Duration = Duration::from_millis(500);
+const SETTLE_TIME: Duration = Duration::from_millis(500);
 
 /// What a cell found, as far as it was measured. Latencies are in milliseconds.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -62,7 +62,7 @@ pub struct Reading {
     /// Copied into it by scp, written and read over NFS, MB/s.
     pub files: [Option<f64>; 3],
     /// What a web application with its database answered.
-    pub web: Option<Answers>,
+    pub web: Option<ResponseTimes>,
     /// CPU of the guest over the cell, percent of a core.
     pub io_share: f64,
     /// Units of work a second that the others did.
@@ -72,20 +72,20 @@ pub struct Reading {
 }
 
 /// Running guests.
-pub struct Bed {
+pub struct TestBed {
     /// Its clients go before the guests do.
     files: Option<Files>,
     calendar: Option<Calendar>,
     lab: Lab,
     core: usize,
     load_core: usize,
-    eye: Eye,
+    sampler: ThreadSampler,
     folder: Folder,
 }
 
-impl Bed {
+impl TestBed {
     /// Boots them; they share `core`, which this process keeps off (see [`crate::harness::guests::split_cores`]).
-    pub(super) fn boot(core: usize, times: &Times, parts: &Parts) -> Outcome<Self> {
+    pub(super) fn boot(core: usize, times: &Times, parts: &Measures) -> Outcome<Self> {
         let allowed = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
         let load_core = (0..rustix::thread::CpuSet::MAX_CPU)
             .find(|c| *c != core && allowed.is_set(*c))
@@ -96,7 +96,7 @@ impl Bed {
             files::image(&folder.0.join("files.img"), times.file)?;
         }
         let paths = Paths::find_from([Path::new(".")]).map_err(lab_failure)?;
-        let has_calendar = parts.has(Part::Calendar);
+        let has_calendar = parts.has(Measure::Calendar);
         if has_calendar {
             calendar::disk(&folder.0.join("calendar.img"), &paths.image)?;
         }
@@ -127,7 +127,7 @@ impl Bed {
             lab,
             core,
             load_core,
-            eye: Eye::new()?,
+            sampler: ThreadSampler::new()?,
             folder,
         };
         if has_files {
@@ -182,7 +182,7 @@ impl Bed {
     }
 
     /// Neighbours that are busy, or idle; the agent or its buffers in the guest, which new sockets have.
-    fn set_up(&mut self, setting: Setting, end: bool) -> Outcome {
+    fn set_up(&mut self, setting: Comparison, end: bool) -> Outcome {
         let io = self.io();
         match (setting.has_agent(), setting.has_buffers(), end) {
             (true, _, false) => agent::start(io)?,
@@ -199,7 +199,7 @@ impl Bed {
                 files.connect(&self.lab, &self.lab.guests()[0])?;
             }
         }
-        if setting == Setting::Alone {
+        if setting == Comparison::Alone {
             for guest in &self.lab.guests()[1..] {
                 match end {
                     true => guest.start("hog", Workload::hog()).map_err(lab_failure)?,
@@ -213,31 +213,31 @@ impl Bed {
     /// Measures everything on one side.
     pub fn measure(
         &mut self,
-        setting: Setting,
+        setting: Comparison,
         times: &Times,
-        parts: &Parts,
+        parts: &Measures,
         seed: u64,
     ) -> Outcome<Reading> {
         self.set_up(setting, false)?;
         let side = match setting {
-            Setting::Credit => Side::Credit,
+            Comparison::Credit => Side::Credit,
             // the core of the load, as there are no more
-            Setting::Turbo => Side::Turbo(self.load_core),
+            Comparison::Turbo => Side::Turbo(self.load_core),
             _ => Side::Stock,
         };
         match setting {
-            Setting::Turbo | Setting::Pinned => self.allow(&[self.load_core, self.core])?,
+            Comparison::Turbo | Comparison::Pinned => self.allow(&[self.load_core, self.core])?,
             _ => self.allow(&[self.core])?,
         }
         let guests = self.lab.guests();
         let groups = match setting {
-            Setting::Pinned => Some(Groups::pinned(guests, self.load_core, self.core)?),
-            Setting::Alone => Some(Groups::part_of_core(self.io(), guests.len() as u32)?),
+            Comparison::Pinned => Some(Groups::pinned(guests, self.load_core, self.core)?),
+            Comparison::Alone => Some(Groups::part_of_core(self.io(), guests.len() as u32)?),
             _ => None,
         };
         let active = Active::start(side, &Settings::equal(self.core, IO), &self.lab)?;
-        std::thread::sleep(SETTLE);
-        let read = self.read(&active, times, parts, seed, setting != Setting::Alone);
+        std::thread::sleep(SETTLE_TIME);
+        let read = self.read(&active, times, parts, seed, setting != Comparison::Alone);
         active.stop()?;
         drop(groups);
         self.allow(&[self.core])?;
@@ -249,13 +249,13 @@ impl Bed {
         &mut self,
         active: &Active,
         times: &Times,
-        parts: &Parts,
+        parts: &Measures,
         seed: u64,
         others: bool,
     ) -> Outcome<Reading> {
         let pids: Vec<u32> = self.lab.guests().iter().map(Guest::pid).collect();
         let (before, controller, begun) = (
-            self.eye.vms(&pids)?,
+            self.sampler.vms(&pids)?,
             active.controller_ns()?,
             Instant::now(),
         );
@@ -263,33 +263,33 @@ impl Bed {
         let mut reading = Reading::default();
         self.answers(&mut reading, times, parts, seed)?;
         for (k, rate) in RATES.into_iter().enumerate() {
-            if parts.has(Part::Udp(k)) {
+            if parts.has(Measure::Udp(k)) {
                 reading.udp[k] = Some(self.flood(rate, times.bulk)?);
             }
         }
-        if parts.has(Part::Tcp) {
+        if parts.has(Measure::Tcp) {
             let (rate, waits) = self.stream(times.stream, None)?;
             (reading.tcp, reading.tcp_waits) = (Some(rate), Some(waits));
         }
-        if parts.has(Part::TcpGigabit) {
+        if parts.has(Measure::TcpGigabit) {
             reading.tcp_gigabit = Some(self.stream(times.stream, Some(GIGABIT))?.0);
         }
-        if parts.has(Part::Write) {
+        if parts.has(Measure::Write) {
             reading.disk = Some(self.write(times.disk)?);
         }
-        if parts.has(Part::Read) {
+        if parts.has(Measure::Read) {
             reading.read = Some(self.read_disk(times.disk)?);
         }
         if let Some(files) = &self.files {
             let io = self.io();
-            for (part, figure) in [Part::Scp, Part::NfsWrite, Part::NfsRead]
+            for (part, figure) in [Measure::Scp, Measure::NfsWrite, Measure::NfsRead]
                 .into_iter()
                 .zip(&mut reading.files)
             {
                 *figure = match part {
                     _ if !parts.has(part) => None,
-                    Part::Scp => Some(files.scp(&self.lab, io)?),
-                    Part::NfsWrite => Some(files.nfs_write(&self.lab, io)?),
+                    Measure::Scp => Some(files.scp(&self.lab, io)?),
+                    Measure::NfsWrite => Some(files.nfs_write(&self.lab, io)?),
                     _ => Some(files.nfs_read(&self.lab, io)?),
                 };
             }
@@ -303,12 +303,18 @@ impl Bed {
         if let Some(before) = work {
             reading.others = rate(&before, &self.work()?);
         }
-        let used = self.eye.vms(&pids)?.since(&before);
+        let used = self.sampler.vms(&pids)?.since(&before);
         reading.io_share = used.first().map_or(0.0, |u| u.share * 100.0);
         Ok(reading)
     }
 
-    fn answers(&self, reading: &mut Reading, times: &Times, parts: &Parts, seed: u64) -> Outcome {
+    fn answers(
+        &self,
+        reading: &mut Reading,
+        times: &Times,
+        parts: &Measures,
+        seed: u64,
+    ) -> Outcome {
         let to = self.address()?;
         // Real-time, so that the load's own waits do not count.
         let client = Client {
@@ -323,17 +329,17 @@ impl Bed {
             client,
             ..Ping::default()
         };
-        if parts.has(Part::Ping) {
+        if parts.has(Measure::Ping) {
             reading.ping = ms(&load::ping(&self.lab, to, &pings).map_err(lab_failure)?.us);
         }
         let http = Http {
-            requests: MANY,
+            requests: MAX_REQUESTS,
             pause: (Duration::from_millis(2), Duration::from_millis(8)),
             limit: times.answers,
             client,
             ..Http::default()
         };
-        if parts.has(Part::Connect) {
+        if parts.has(Measure::Connect) {
             let found = load::http(&self.lab, to, &http).map_err(lab_failure)?;
             if let Some(why) = found.first_failure {
                 return Err(Failure::run(format!(
@@ -344,12 +350,12 @@ impl Bed {
             reading.page = ms(&found.times.us);
         }
         let rr = TcpRr {
-            count: MANY,
+            count: MAX_REQUESTS,
             limit: times.answers,
             client,
             ..TcpRr::default()
         };
-        if parts.has(Part::RoundTrips) {
+        if parts.has(Measure::RoundTrips) {
             let found = load::tcp_rr(&self.lab, to, &rr).map_err(lab_failure)?;
             reading.rr = ms(&found.us);
             reading.rr_per_s = Some(found.rate());

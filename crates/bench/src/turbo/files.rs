@@ -15,9 +15,9 @@ use crate::harness::tool;
 use viola_cli::error::{Failure, Outcome};
 
 /// How long a server or a connection may take to be there; the guest is busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// So long after its start the NFS server waits for clients of its life before this one (the kernel takes no less).
-const GRACE: Duration = Duration::from_secs(11);
+const NFS_GRACE_PERIOD: Duration = Duration::from_secs(11);
 /// Size of the disk, MiB.
 const DISK: u32 = 256;
 
@@ -159,7 +159,7 @@ impl Files {
             master: None,
         };
         files.connect(lab, guest)?;
-        std::thread::sleep(GRACE.saturating_sub(begun.elapsed()));
+        std::thread::sleep(NFS_GRACE_PERIOD.saturating_sub(begun.elapsed()));
         Ok(files)
     }
 
@@ -191,7 +191,7 @@ impl Files {
                     .map_err(|e| Failure::run(format!("ssh: {e}: run scripts/setup.sh --bench")))?;
                 self.master = Some(master);
             }
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > READY_TIMEOUT {
                 let said = shell(guest, "tail -n 3 /run/ssh/log")?.stdout;
                 return Err(Failure::run(format!(
                     "guest {} takes no connection of ssh: {}",

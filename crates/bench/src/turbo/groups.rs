@@ -74,14 +74,20 @@ impl Groups {
     /// As [`Self::pinned`].
     pub fn part_of_core(guest: &Guest, of: u32) -> Outcome<Self> {
         /// Microseconds; the kernel takes 1,000 and more for a quota.
-        const TURN: u32 = 1_000;
+        const PERIOD_US: u32 = 1_000;
         let mut groups = Self::new()?;
         let group = groups.group(guest.name())?;
         if groups.threads == "tasks" {
-            write(&group.join("cpu.cfs_period_us"), &(TURN * of).to_string())?;
-            write(&group.join("cpu.cfs_quota_us"), &TURN.to_string())?;
+            write(
+                &group.join("cpu.cfs_period_us"),
+                &(PERIOD_US * of).to_string(),
+            )?;
+            write(&group.join("cpu.cfs_quota_us"), &PERIOD_US.to_string())?;
         } else {
-            write(&group.join("cpu.max"), &format!("{TURN} {}", TURN * of))?;
+            write(
+                &group.join("cpu.max"),
+                &format!("{PERIOD_US} {}", PERIOD_US * of),
+            )?;
         }
         for thread in find(&scan()?, guest)?.threads() {
             groups.take(thread.tid, &group);

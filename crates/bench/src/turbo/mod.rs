@@ -16,7 +16,7 @@ mod rows;
 
 use std::time::Duration;
 
-use bed::{Bed, Reading};
+use bed::{Reading, TestBed};
 
 use crate::Options;
 use crate::harness::progress::{Progress, clock};
@@ -27,8 +27,8 @@ use viola_cli::interrupt;
 use viola_cli::table;
 
 /// Time to boot the guests and take them down, and to go from one side to the next.
-const BOOT: Duration = Duration::from_secs(18);
-const SWITCH: Duration = Duration::from_secs(2);
+const BOOT_TIME: Duration = Duration::from_secs(18);
+const SWITCH_TIME: Duration = Duration::from_secs(2);
 
 /// How long each part of a cell is measured.
 #[derive(Debug, Clone, Copy)]
@@ -60,13 +60,15 @@ impl Times {
     }
 
     /// With what it takes to begin and end each part.
-    fn cell(self, parts: &Parts) -> Duration {
+    fn cell(self, parts: &Measures) -> Duration {
         let each = parts.0.iter().map(|part| match part {
-            Part::Ping | Part::Connect | Part::RoundTrips => self.answers,
-            Part::Udp(_) | Part::Read => self.bulk,
-            Part::Tcp | Part::TcpGigabit => self.stream,
-            Part::Calendar => self.web,
-            Part::Write | Part::Scp | Part::NfsWrite | Part::NfsRead => Duration::from_secs(3),
+            Measure::Ping | Measure::Connect | Measure::RoundTrips => self.answers,
+            Measure::Udp(_) | Measure::Read => self.bulk,
+            Measure::Tcp | Measure::TcpGigabit => self.stream,
+            Measure::Calendar => self.web,
+            Measure::Write | Measure::Scp | Measure::NfsWrite | Measure::NfsRead => {
+                Duration::from_secs(3)
+            }
         });
         each.sum()
     }
@@ -74,7 +76,7 @@ impl Times {
 
 /// What is measured on each side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum Measure {
     Ping,
     Connect,
     RoundTrips,
@@ -90,7 +92,7 @@ enum Part {
     Calendar,
 }
 
-impl Part {
+impl Measure {
     const ALL: [Self; 14] = [
         Self::Ping,
         Self::Connect,
@@ -140,20 +142,20 @@ impl Part {
 
 /// Which of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Parts(Vec<Part>);
+struct Measures(Vec<Measure>);
 
-impl Parts {
+impl Measures {
     /// All, or those that have one of the words (separated by `, ` or `,`) in their name.
     fn of(only: Option<&str>) -> Self {
         let only = only.map(str::to_lowercase);
-        let has = |part: &Part, word: &str| part.name().to_lowercase().contains(word.trim());
-        let wanted = |part: &Part| match &only {
+        let has = |part: &Measure, word: &str| part.name().to_lowercase().contains(word.trim());
+        let wanted = |part: &Measure| match &only {
             None => true,
             // Numbers have commas, too.
-            Some(whole) if Part::ALL.iter().any(|part| has(part, whole)) => has(part, whole),
+            Some(whole) if Measure::ALL.iter().any(|part| has(part, whole)) => has(part, whole),
             Some(words) => words.split(',').any(|word| has(part, word)),
         };
-        Self(Part::ALL.into_iter().filter(wanted).collect())
+        Self(Measure::ALL.into_iter().filter(wanted).collect())
     }
 
     fn is_empty(&self) -> bool {
@@ -161,23 +163,23 @@ impl Parts {
     }
 
     fn is_all(&self) -> bool {
-        self.0.len() == Part::ALL.len()
+        self.0.len() == Measure::ALL.len()
     }
 
     /// What needs no other programs of this machine.
     fn plain() -> Self {
-        let plain = Part::ALL.into_iter().filter(|part| !part.has_tools());
+        let plain = Measure::ALL.into_iter().filter(|part| !part.has_tools());
         Self(plain.collect())
     }
 
-    fn has(&self, part: Part) -> bool {
+    fn has(&self, part: Measure) -> bool {
         self.0.contains(&part)
     }
 }
 
 /// What is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Setting {
+enum Comparison {
     /// The kernel alone, and a guest as it comes.
     Stock,
     /// The same with the buffers that viola-agent gives the guest.
@@ -193,7 +195,7 @@ enum Setting {
     Alone,
 }
 
-impl Setting {
+impl Comparison {
     /// In the order of the first round and of tables.
     const ALL: [Self; 6] = [
         Self::Stock,
@@ -231,17 +233,17 @@ impl Setting {
 
 /// Runs it, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
-    let parts = Parts::of(options.only.as_deref());
+    let parts = Measures::of(options.only.as_deref());
     if parts.is_empty() {
         return Err(Failure::usage(format!(
             "nothing that is measured has that in its name; try {}",
-            Part::ALL.map(Part::name).join(", ")
+            Measure::ALL.map(Measure::name).join(", ")
         )));
     }
     guests::split_cores(options.core)?;
     let rounds = options.rounds();
     let times = Times::of(options.quick);
-    let (found, kernel) = measure(options.core, &Setting::ALL, times, &parts, rounds)?;
+    let (found, kernel) = measure(options.core, &Comparison::ALL, times, &parts, rounds)?;
     let mut results = Results::new(rounds, &kernel, found.rows());
     results.explain(&Causes::read("bench/why-turbo.toml".as_ref())?);
     let path = options.path("turbo", !options.quick && rounds >= 5 && parts.is_all());
@@ -256,7 +258,13 @@ pub fn glance(core: usize) -> Outcome<Vec<row::Row>> {
     let there = viola_lab::Paths::find().and_then(|paths| paths.kernel(2));
     match there {
         Ok(_) => {
-            let found = measure(core, &Setting::FEW, Times::of(true), &Parts::plain(), 1)?;
+            let found = measure(
+                core,
+                &Comparison::FEW,
+                Times::of(true),
+                &Measures::plain(),
+                1,
+            )?;
             Ok(found.0.rows())
         }
         Err(_) => Ok(Vec::new()),
@@ -266,20 +274,20 @@ pub fn glance(core: usize) -> Outcome<Vec<row::Row>> {
 /// Measures all sides, in another order each round; what was found, and the guests' kernel.
 fn measure(
     core: usize,
-    settings: &[Setting],
+    settings: &[Comparison],
     times: Times,
-    parts: &Parts,
+    parts: &Measures,
     rounds: usize,
-) -> Outcome<(rows::Found, String)> {
+) -> Outcome<(rows::Measurements, String)> {
     let cell = times.cell(parts);
-    let whole = (BOOT + (SWITCH + cell) * settings.len() as u32) * rounds as u32;
+    let whole = (BOOT_TIME + (SWITCH_TIME + cell) * settings.len() as u32) * rounds as u32;
     let mut progress = Progress::new(whole);
     progress.say(&format!("turbo: {rounds} rounds, about {}", clock(whole)));
-    let mut found = rows::Found::default();
+    let mut found = rows::Measurements::default();
     let mut kernel = String::new();
     for round in 0..rounds {
-        progress.step(&format!("round {} of {rounds}: boot", round + 1), BOOT);
-        let mut bed = Bed::boot(core, &times, parts)?;
+        progress.step(&format!("round {} of {rounds}: boot", round + 1), BOOT_TIME);
+        let mut bed = TestBed::boot(core, &times, parts)?;
         if kernel.is_empty() {
             kernel = bed.kernel()?;
         }
@@ -289,7 +297,7 @@ fn measure(
         for side in order {
             interrupt::check()?;
             let label = format!("round {} of {rounds}: turbo, {}", round + 1, side.name());
-            progress.step(&label, SWITCH + cell);
+            progress.step(&label, SWITCH_TIME + cell);
             let reading: Reading = bed.measure(side, &times, parts, 1 + round as u64)?;
             found.add(side, reading);
         }
@@ -304,10 +312,13 @@ mod tests {
 
     #[test]
     fn parts_are_chosen_by_words_in_their_names() {
-        assert!(Parts::of(None).is_all());
-        assert_eq!(Parts::of(Some("udp, disk read")).0.len(), 4);
-        assert_eq!(Parts::of(Some("UDP at 20,000")).0, [Part::Udp(1)]);
-        assert_eq!(Parts::of(Some("nfs")).0, [Part::NfsWrite, Part::NfsRead]);
-        assert!(Parts::of(Some("ftp")).is_empty());
+        assert!(Measures::of(None).is_all());
+        assert_eq!(Measures::of(Some("udp, disk read")).0.len(), 4);
+        assert_eq!(Measures::of(Some("UDP at 20,000")).0, [Measure::Udp(1)]);
+        assert_eq!(
+            Measures::of(Some("nfs")).0,
+            [Measure::NfsWrite, Measure::NfsRead]
+        );
+        assert!(Measures::of(Some("ftp")).is_empty());
     }
 }

@@ -3,23 +3,23 @@
 
 use std::collections::BTreeMap;
 
-use super::Setting;
+use super::Comparison;
 use super::bed::Reading;
 use crate::harness::row::{Goal, Row};
 
-const STOCK: &str = Setting::Stock.name();
-const BUFFERS: &str = Setting::Buffers.name();
-const CREDIT: &str = Setting::Credit.name();
-const TURBO: &str = Setting::Turbo.name();
-const ALONE: &str = Setting::Alone.name();
+const STOCK: &str = Comparison::Stock.name();
+const BUFFERS: &str = Comparison::Buffers.name();
+const CREDIT: &str = Comparison::Credit.name();
+const TURBO: &str = Comparison::Turbo.name();
+const ALONE: &str = Comparison::Alone.name();
 
 /// What was read, by side and round.
 #[derive(Debug, Default)]
-pub struct Found(BTreeMap<&'static str, Vec<Reading>>);
+pub struct Measurements(BTreeMap<&'static str, Vec<Reading>>);
 
 type Figure = fn(&Reading) -> Option<f64>;
 /// Name and unit of a figure, the goal against stock and that against 30 ms slices.
-type Wanted = (
+type GoalSpec = (
     &'static str,
     &'static str,
     Figure,
@@ -28,7 +28,7 @@ type Wanted = (
 );
 
 /// All figures. Of latencies less is better.
-const FIGURES: [Wanted; 26] = [
+const FIGURES: [GoalSpec; 26] = [
     (
         "ping p50",
         "ms",
@@ -195,9 +195,9 @@ const FIGURES: [Wanted; 26] = [
     ),
 ];
 
-impl Found {
+impl Measurements {
     /// Adds a round's reading.
-    pub fn add(&mut self, setting: Setting, reading: Reading) {
+    pub fn add(&mut self, setting: Comparison, reading: Reading) {
         self.0.entry(setting.name()).or_default().push(reading);
     }
 
@@ -206,7 +206,7 @@ impl Found {
         let mut rows = Vec::new();
         for (name, unit, figure, stock, credit) in FIGURES {
             let all = |suffix: &str| {
-                Setting::ALL.map(Setting::name).into_iter().fold(
+                Comparison::ALL.map(Comparison::name).into_iter().fold(
                     Row::new(format!("{name}{suffix}"), unit),
                     |row, side| {
                         let readings = self.0.get(side).into_iter().flatten();
@@ -258,10 +258,10 @@ mod tests {
             udp: [Some(udp); 3],
             ..Reading::default()
         };
-        let mut found = Found::default();
-        found.add(Setting::Stock, reading(10.0, 30.0));
-        found.add(Setting::Credit, reading(40.0, 10.0));
-        found.add(Setting::Turbo, reading(1.0, 90.0));
+        let mut found = Measurements::default();
+        found.add(Comparison::Stock, reading(10.0, 30.0));
+        found.add(Comparison::Credit, reading(40.0, 10.0));
+        found.add(Comparison::Turbo, reading(1.0, 90.0));
         let rows = found.rows();
         let row = |name: &str| rows.iter().find(|r| r.name == name).unwrap();
         assert_eq!(

@@ -43,7 +43,7 @@ const IMAGE: usize = 3 << 30;
 const WEB: &str = "vpipe-web";
 const NEIGHBOURS: [&str; 3] = ["vpipe-busy1", "vpipe-busy2", "vpipe-busy3"];
 /// How long the guest's disk may stay unproved.
-const PROVED: Duration = Duration::from_secs(30);
+const PROOF_TIMEOUT: Duration = Duration::from_secs(30);
 /// Who serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
@@ -97,7 +97,7 @@ pub fn path(size: usize) -> String {
 }
 
 /// The files, and the image that they are in.
-pub struct Ground {
+pub struct Fixtures {
     image: PathBuf,
     /// By the order of [`SIZES`].
     files: Vec<Vec<u8>>,
@@ -106,7 +106,7 @@ pub struct Ground {
     daemon: Daemon,
 }
 
-impl Ground {
+impl Fixtures {
     /// Makes the image in `folder`, and starts viola.
     pub fn new(folder: &Path) -> Outcome<Self> {
         let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", folder.display()));
@@ -166,8 +166,8 @@ impl Ground {
     }
 
     /// Starts everything in the guest; for a control, both sides as they are.
-    pub fn bed<'a>(&'a self, lab: &'a Lab, control: bool) -> Outcome<Bed<'a>> {
-        let bed = Bed { ground: self, lab };
+    pub fn bed<'a>(&'a self, lab: &'a Lab, control: bool) -> Outcome<TestBed<'a>> {
+        let bed = TestBed { ground: self, lab };
         bed.sh("mount -o noatime /dev/ubda /mnt")?;
         let agent = format!(
             "[pipe]\nfiles = ['/mnt']\ninto = ['/mnt']\nrelay = true\nusers = ['root']\nsocket = '{SOCKET}'\n"
@@ -189,12 +189,12 @@ impl Ground {
 }
 
 /// Guests that run.
-pub struct Bed<'a> {
-    ground: &'a Ground,
+pub struct TestBed<'a> {
+    ground: &'a Fixtures,
     lab: &'a Lab,
 }
 
-impl<'a> Bed<'a> {
+impl<'a> TestBed<'a> {
     /// What is in the file of this size.
     pub fn file(&self, size: usize) -> Outcome<&'a [u8]> {
         self.ground.file(size)
@@ -244,7 +244,7 @@ impl<'a> Bed<'a> {
             if pipes.vms.iter().any(|vm| vm.serving) {
                 return Ok(());
             }
-            if begun.elapsed() > PROVED {
+            if begun.elapsed() > PROOF_TIMEOUT {
                 let why = pipes
                     .vms
                     .first()

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use viola_cli::error::{Failure, Outcome};
 
 /// How long any answer may take.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes that are read at once.
-pub const PIECE: usize = 256 << 10;
+pub const READ_BYTES: usize = 256 << 10;
 
 /// What is asked for.
 #[derive(Debug, Clone, Copy)]
-pub struct Ask<'a> {
+pub struct Request<'a> {
     /// The server.
     pub to: SocketAddr,
     /// Path of the file.
@@ -25,7 +25,7 @@ pub struct Ask<'a> {
 
 /// What has come of it.
 #[derive(Debug, Clone, Default)]
-pub struct Got {
+pub struct Response {
     /// Bytes of bodies, also of those that were cut at the end of the time.
     pub bytes: u64,
     /// From the first connection's question to the end.
@@ -38,12 +38,12 @@ pub struct Got {
 ///
 /// # Errors
 /// What went wrong first, another byte than the file has above all.
-pub fn load(ask: Ask<'_>, connections: usize, length: Duration) -> Outcome<Got> {
+pub fn load(ask: Request<'_>, connections: usize, length: Duration) -> Outcome<Response> {
     let connect = |_| -> Outcome<BufReader<TcpStream>> {
-        let stream = TcpStream::connect_timeout(&ask.to, PATIENCE);
+        let stream = TcpStream::connect_timeout(&ask.to, REPLY_TIMEOUT);
         let stream = stream.map_err(|e| Failure::run(format!("{}: {e}", ask.to)))?;
         stream
-            .set_read_timeout(Some(PATIENCE))
+            .set_read_timeout(Some(REPLY_TIMEOUT))
             .map_err(Failure::run)?;
         stream.set_nodelay(true).map_err(Failure::run)?;
         Ok(BufReader::with_capacity(64 << 10, stream))
@@ -60,11 +60,11 @@ pub fn load(ask: Ask<'_>, connections: usize, length: Duration) -> Outcome<Got> 
             Ok(got) => got,
             Err(panic) => std::panic::resume_unwind(panic),
         });
-        joined.collect::<Outcome<Vec<Got>>>()
+        joined.collect::<Outcome<Vec<Response>>>()
     })?;
-    let mut all = Got {
+    let mut all = Response {
         seconds: begun.elapsed().as_secs_f64(),
-        ..Got::default()
+        ..Response::default()
     };
     for got in each {
         all.bytes += got.bytes;
@@ -74,11 +74,11 @@ pub fn load(ask: Ask<'_>, connections: usize, length: Duration) -> Outcome<Got> 
 }
 
 /// One connection.
-fn one(ask: Ask<'_>, mut stream: BufReader<TcpStream>, until: Instant) -> Outcome<Got> {
+fn one(ask: Request<'_>, mut stream: BufReader<TcpStream>, until: Instant) -> Outcome<Response> {
     let failed = |what: &str| Failure::run(format!("{}{}: {what}", ask.to, ask.path));
     let request = format!("GET {} HTTP/1.1\r\nHost: x\r\n\r\n", ask.path);
-    let mut got = Got::default();
-    let mut piece = vec![0; PIECE];
+    let mut got = Response::default();
+    let mut piece = vec![0; READ_BYTES];
     while Instant::now() < until {
         let begun = Instant::now();
         stream
@@ -88,7 +88,7 @@ fn one(ask: Ask<'_>, mut stream: BufReader<TcpStream>, until: Instant) -> Outcom
         head(&mut stream, ask.file.len()).map_err(|why| failed(&why))?;
         let mut at = 0;
         while at < ask.file.len() {
-            let wanted = PIECE.min(ask.file.len() - at);
+            let wanted = READ_BYTES.min(ask.file.len() - at);
             let n = stream
                 .read(&mut piece[..wanted])
                 .map_err(|e| failed(&e.to_string()))?;

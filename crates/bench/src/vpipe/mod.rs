@@ -17,20 +17,20 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 pub(super) use bed::noise;
-use bed::{Bed, Ground, SIZES, Side, path};
+use bed::{Fixtures, SIZES, Side, TestBed, path};
 use cell::Cell;
-use client::{Ask, Got, load};
+use client::{Request, Response, load};
 use host::Server;
 use native::Native;
-use rows::{Found, Reading};
+use rows::{Measurements, Reading};
 use servers::{BACKEND, Work};
-use times::Turns;
+use times::Handovers;
 
 use clap::Args;
 
 use super::Options;
 use super::vread::busy;
-use crate::harness::cpu::Eye;
+use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::split_cores;
 use crate::harness::progress::{Progress, clock};
 use crate::harness::result::{Causes, Results};
@@ -40,7 +40,7 @@ use viola_cli::table;
 
 const FOLDER: &str = "build/bench/vpipe";
 /// The daemon tells within this time what a worker has sent.
-const TOLD: Duration = Duration::from_secs(3);
+const STATUS_INTERVAL: Duration = Duration::from_secs(3);
 /// Within this time a proxy has seen that a server is gone, busy neighbours or not.
 const FORGOTTEN: Duration = Duration::from_millis(500);
 /// Fewest hand-overs of which a hundredth is told.
@@ -103,7 +103,7 @@ pub fn run(vpipe: &Vpipe) -> Outcome {
     progress.step("guests", start);
     // what has no guest needs none
     let ground = match cells.iter().any(|cell| !cell.work.is_native()) {
-        true => Some(Ground::new(Path::new(FOLDER))?),
+        true => Some(Fixtures::new(Path::new(FOLDER))?),
         false => None,
     };
     let lab = ground.as_ref().map(|ground| ground.boot(options.core));
@@ -113,7 +113,7 @@ pub fn run(vpipe: &Vpipe) -> Outcome {
         bed: bed
             .map(|(ground, lab)| ground.bed(lab, vpipe.control))
             .transpose()?,
-        eye: Eye::new()?,
+        sampler: ThreadSampler::new()?,
         busy: false,
         quick: options.quick,
         core: options.core,
@@ -121,7 +121,7 @@ pub fn run(vpipe: &Vpipe) -> Outcome {
         native: None,
         server: None,
     };
-    let mut found = Found::default();
+    let mut found = Measurements::default();
     for round in 0..rounds {
         for cell in &cells {
             for side in cell.turns(round) {
@@ -159,8 +159,8 @@ pub fn run(vpipe: &Vpipe) -> Outcome {
 
 struct Run<'a> {
     /// Where there are guests.
-    bed: Option<Bed<'a>>,
-    eye: Eye,
+    bed: Option<TestBed<'a>>,
+    sampler: ThreadSampler,
     busy: bool,
     quick: bool,
     /// Of the guests.
@@ -174,14 +174,14 @@ struct Run<'a> {
 
 /// What the clients have seen.
 #[derive(Default)]
-struct Seen {
-    got: Got,
-    beside: Option<Got>,
-    turns: Option<Turns>,
+struct Received {
+    got: Response,
+    beside: Option<Response>,
+    turns: Option<Handovers>,
 }
 
 impl<'a> Run<'a> {
-    fn bed(&self) -> Outcome<&Bed<'a>> {
+    fn bed(&self) -> Outcome<&TestBed<'a>> {
         let bed = self.bed.as_ref();
         bed.ok_or_else(|| Failure::run("there are no guests"))
     }
@@ -198,7 +198,7 @@ impl<'a> Run<'a> {
         let file = self.bed()?.file(cell.size)?;
         let path = path(cell.size);
         let to = self.bed()?.address(cell.work, side)?;
-        let ask = Ask {
+        let ask = Request {
             to,
             path: &path,
             file,
@@ -222,10 +222,10 @@ impl<'a> Run<'a> {
         }
         let web = [self.bed()?.web()?.pid()];
         let begun = self.bed()?.done()?.begun;
-        let (guest, total) = (self.eye.vms(&web)?, busy()?);
+        let (guest, total) = (self.sampler.vms(&web)?, busy()?);
         let seen = self.seen(cell, side, ask)?;
         let total = busy()? - total;
-        let guest: f64 = self.eye.vms(&web)?.seconds_since(&guest).iter().sum();
+        let guest: f64 = self.sampler.vms(&web)?.seconds_since(&guest).iter().sum();
         if side == Side::Viola && cell.is_given_away() {
             // where hand-overs are timed, all of them have to be some
             let least = seen.turns.as_ref().map_or(1, |turns| turns.first_ms.len());
@@ -284,7 +284,7 @@ impl<'a> Run<'a> {
         let (got, turns) = match cell.work {
             Work::NativeWeb => {
                 let path = &path(cell.size);
-                let ask = Ask { to, path, file };
+                let ask = Request { to, path, file };
                 (native.at_client(|| load(ask, 1, length))??, None)
             }
             _ => {
@@ -310,10 +310,10 @@ impl<'a> Run<'a> {
     }
 
     /// What the clients see.
-    fn seen(&mut self, cell: &Cell, side: Side, ask: Ask<'_>) -> Outcome<Seen> {
+    fn seen(&mut self, cell: &Cell, side: Side, ask: Request<'_>) -> Outcome<Received> {
         let length = cell.length(side, self.quick);
-        let Ask { to, path, file } = ask;
-        let mut seen = Seen::default();
+        let Request { to, path, file } = ask;
+        let mut seen = Received::default();
         seen.got = match cell.work {
             Work::Nginx | Work::Written | Work::Lighttpd | Work::Proxy | Work::Given => {
                 let loaded = || {
@@ -327,7 +327,7 @@ impl<'a> Run<'a> {
             }
             Work::Native | Work::NativeWeb => return Err(Failure::run("it has no guest")),
             Work::Beside => {
-                let small = Ask {
+                let small = Request {
                     to,
                     path: &bed::path(SIZES[0]),
                     file: self.bed()?.file(SIZES[0])?,
@@ -366,9 +366,9 @@ impl<'a> Run<'a> {
     }
 
     /// Copies a file for so long.
-    fn copies(&self, cell: &Cell, side: Side, path: &str, length: Duration) -> Outcome<Got> {
+    fn copies(&self, cell: &Cell, side: Side, path: &str, length: Duration) -> Outcome<Response> {
         let begun = Instant::now();
-        let mut got = Got::default();
+        let mut got = Response::default();
         // a small file several times, because each script has a cost, too
         let times = if cell.size < 64 << 20 { 4 } else { 1 };
         while begun.elapsed() < length {
@@ -389,7 +389,7 @@ impl Run<'_> {
             if moved >= least {
                 return Ok(());
             }
-            if begun.elapsed() > TOLD {
+            if begun.elapsed() > STATUS_INTERVAL {
                 let says = self.bed()?.agent_says()?;
                 let cell = cell.name();
                 let why = format!(
@@ -412,7 +412,11 @@ fn least(side: Side) -> usize {
 }
 
 /// A large file and small ones, at the same time.
-fn together(large: Ask<'_>, small: Ask<'_>, length: Duration) -> Outcome<(Got, Got)> {
+fn together(
+    large: Request<'_>,
+    small: Request<'_>,
+    length: Duration,
+) -> Outcome<(Response, Response)> {
     // threads stay in the network namespace of the one that starts them
     std::thread::scope(|scope| {
         let other = scope.spawn(|| load(small, 1, length));

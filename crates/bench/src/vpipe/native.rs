@@ -38,7 +38,7 @@ const CLIENT: ([u8; 6], Ipv4Addr) = ([2, 0, 10, 78, 0, 1], Ipv4Addr::new(10, 78,
 /// Of the disk, in bytes.
 const IMAGE: u64 = 512 << 20;
 /// How long anything may take until it is ready.
-const PATIENCE: Duration = Duration::from_secs(20);
+const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// See the module.
 pub struct Native {
@@ -122,10 +122,10 @@ impl Native {
         let begun = Instant::now();
         loop {
             interrupt::check()?;
-            let stat = self.orders.order(&Order::Stat, &[], PATIENCE);
+            let stat = self.orders.order(&Order::Stat, &[], READY_TIMEOUT);
             match stat.map_err(|e| Failure::run(chain(&e)))? {
                 Report::Agent(stat) if stat.session == Session::Proved => return Ok(()),
-                stat if begun.elapsed() > PATIENCE => {
+                stat if begun.elapsed() > READY_TIMEOUT => {
                     return Err(Failure::run(format!("the disk is not proved: {stat:?}")));
                 }
                 _ => std::thread::sleep(Duration::from_millis(20)),
@@ -134,7 +134,7 @@ impl Native {
     }
 
     fn order(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> Outcome {
-        match self.orders.order(order, fds, PATIENCE) {
+        match self.orders.order(order, fds, READY_TIMEOUT) {
             Ok(Report::Done) => Ok(()),
             Ok(other) => Err(Failure::run(format!("the worker: {other:?}"))),
             Err(e) => Err(Failure::run(chain(&e))),
@@ -146,7 +146,7 @@ impl Native {
     /// # Errors
     /// It does not answer.
     pub fn begun(&self) -> Outcome<u64> {
-        match self.orders.order(&Order::Stat, &[], PATIENCE) {
+        match self.orders.order(&Order::Stat, &[], READY_TIMEOUT) {
             Ok(Report::Agent(stat)) => Ok(stat.pipes.map_or(0, |work| work.begun)),
             Ok(other) => Err(Failure::run(format!("the worker: {other:?}"))),
             Err(e) => Err(Failure::run(chain(&e))),
@@ -203,7 +203,7 @@ impl Drop for Native {
         let _ = self.programs.kill();
         let _ = self.programs.wait();
         let why = "the end".into();
-        let _ = self.orders.order(&Order::Quit { why }, &[], PATIENCE);
+        let _ = self.orders.order(&Order::Quit { why }, &[], READY_TIMEOUT);
         if let Some(worker) = self.worker.take() {
             let _ = worker.join();
         }
@@ -359,7 +359,7 @@ fn accept(listener: &UnixListener) -> Outcome<UnixStream> {
         tv_sec: 0,
         tv_nsec: 100_000_000,
     };
-    while begun.elapsed() < PATIENCE {
+    while begun.elapsed() < READY_TIMEOUT {
         interrupt::check()?;
         let mut polled = [PollFd::new(listener, PollFlags::IN)];
         if poll(&mut polled, Some(&moment)).is_ok_and(|ready| ready > 0) {

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use super::bed::{LARGEST, Side};
 use super::cell::Cell;
-use super::client::Got;
+use super::client::Response;
 use super::servers::Work;
-use super::times::Turns;
+use super::times::Handovers;
 use crate::harness::row::{Goal, Row};
 use viola_report::stats::Sorted;
 
@@ -15,11 +15,11 @@ use viola_report::stats::Sorted;
 #[derive(Debug, Clone)]
 pub struct Reading {
     /// By the clients.
-    pub got: Got,
+    pub got: Response,
     /// By the client of small files.
-    pub beside: Option<Got>,
+    pub beside: Option<Response>,
     /// Of hand-overs.
-    pub turns: Option<Turns>,
+    pub turns: Option<Handovers>,
     /// CPU-seconds of the guest with the web server.
     pub guest: f64,
     /// Of the whole machine, clients included.
@@ -28,9 +28,9 @@ pub struct Reading {
 
 /// All readings.
 #[derive(Debug, Default)]
-pub struct Found(BTreeMap<Cell, BTreeMap<Side, Vec<Reading>>>);
+pub struct Measurements(BTreeMap<Cell, BTreeMap<Side, Vec<Reading>>>);
 
-impl Found {
+impl Measurements {
     /// One more.
     pub fn add(&mut self, cell: Cell, side: Side, reading: Reading) {
         let of_cell = self.0.entry(cell).or_default();
@@ -101,10 +101,10 @@ fn rows(cell: &Cell, sides: &BTreeMap<Side, Vec<Reading>>) -> Vec<Row> {
 }
 
 /// What there is to a row of some cell: what follows the cell's name, the unit, the figure of a reading.
-type Make<'a> = dyn Fn(&str, &'static str, &dyn Fn(&Reading) -> Option<f64>) -> Row + 'a;
+type RowBuilder<'a> = dyn Fn(&str, &'static str, &dyn Fn(&Reading) -> Option<f64>) -> Row + 'a;
 
 /// Goals as issue 5 has them, for a core that the guest has for itself.
-fn hand_overs(cell: &Cell, row: &Make<'_>) -> Vec<Row> {
+fn hand_overs(cell: &Cell, row: &RowBuilder<'_>) -> Vec<Row> {
     let mut all = Vec::new();
     for (name, q, most) in [("p50", 0.5, 0.5), ("p99", 0.99, 2.0)] {
         let first = |r: &Reading| Sorted::new(r.turns.as_ref()?.first_ms.clone()).quantile(q);
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn large_files_beside_busy_neighbours_have_the_papers_goal() {
         let reading = |mib: u64| Reading {
-            got: Got {
+            got: Response {
                 bytes: mib << 20,
                 seconds: 1.0,
                 times_ms: Vec::new(),
@@ -140,7 +140,7 @@ mod tests {
             guest: 1.0,
             host: 2.0,
         };
-        let mut found = Found::default();
+        let mut found = Measurements::default();
         let cell = Cell {
             busy: true,
             work: Work::Nginx,
@@ -156,9 +156,9 @@ mod tests {
     #[test]
     fn hand_overs_have_their_goals_where_the_core_is_free() {
         let reading = |first: f64, back: f64| Reading {
-            got: Got::default(),
+            got: Response::default(),
             beside: None,
-            turns: Some(Turns {
+            turns: Some(Handovers {
                 first_ms: vec![first; 99],
                 back_ms: vec![back; 99],
                 unsure_ms: 0.01,
@@ -166,7 +166,7 @@ mod tests {
             guest: 0.0,
             host: 0.0,
         };
-        let mut found = Found::default();
+        let mut found = Measurements::default();
         for busy in [false, true] {
             let cell = Cell {
                 busy,

@@ -22,17 +22,17 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::client::{Got, PATIENCE, PIECE};
+use super::client::{READ_BYTES, REPLY_TIMEOUT, Response};
 use viola_cli::error::{Failure, Outcome};
 
 /// Questions for the time, before the files and after them.
 const PAIRS: usize = 100;
 /// How far the difference of the clocks may be from what is taken for it, in ns: a fifth of the smallest goal.
-const UNSURE: i64 = 100_000;
+const MAX_CLOCK_ERROR: i64 = 100_000;
 
 /// What the hand-overs of some files took.
 #[derive(Debug, Clone, Default)]
-pub struct Turns {
+pub struct Handovers {
     /// From the call to the first byte, in milliseconds.
     pub first_ms: Vec<f64>,
     /// From the last byte to the return, in milliseconds.
@@ -43,12 +43,12 @@ pub struct Turns {
 
 /// What the difference of the guest's clock to the host's can be, in ns.
 #[derive(Debug, Clone, Copy)]
-struct Difference {
+struct ClockOffset {
     least: i64,
     most: i64,
 }
 
-impl Difference {
+impl ClockOffset {
     fn unknown() -> Self {
         Self {
             least: i64::MIN,
@@ -68,7 +68,7 @@ impl Difference {
         match wide {
             // the clocks are read by steps of 256 ns
             -1000..0 => Ok((self.least, -wide)),
-            0.. if wide / 2 <= UNSURE => Ok((self.least + wide / 2, wide / 2)),
+            0.. if wide / 2 <= MAX_CLOCK_ERROR => Ok((self.least + wide / 2, wide / 2)),
             ..0 => Err(format!(
                 "the clocks of guest and host drift: no difference fits, by {} ns",
                 -wide
@@ -90,10 +90,10 @@ struct Turn {
     back: i64,
 }
 
-fn turns(all: &[Turn], difference: Difference) -> Outcome<Turns> {
+fn turns(all: &[Turn], difference: ClockOffset) -> Outcome<Handovers> {
     let (difference, unsure) = difference.middle().map_err(Failure::run)?;
     let ms = |from: i64, to: i64| (to - from) as f64 / 1e6;
-    Ok(Turns {
+    Ok(Handovers {
         first_ms: all
             .iter()
             .map(|turn| ms(turn.call - difference, turn.first))
@@ -109,7 +109,7 @@ fn turns(all: &[Turn], difference: Difference) -> Outcome<Turns> {
 struct Client {
     stream: TcpStream,
     begun: Instant,
-    difference: Difference,
+    difference: ClockOffset,
 }
 
 impl Client {
@@ -176,17 +176,24 @@ impl Client {
 ///
 /// # Errors
 /// What went wrong, other bytes than the file's or clocks that cannot be compared above all.
-pub fn load(to: SocketAddr, file: &[u8], length: Duration, least: usize) -> Outcome<(Got, Turns)> {
+pub fn load(
+    to: SocketAddr,
+    file: &[u8],
+    length: Duration,
+    least: usize,
+) -> Outcome<(Response, Handovers)> {
     let failed = |e: std::io::Error| Failure::run(format!("{} bytes of {to}: {e}", file.len()));
-    let stream = TcpStream::connect_timeout(&to, PATIENCE).map_err(failed)?;
-    stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+    let stream = TcpStream::connect_timeout(&to, REPLY_TIMEOUT).map_err(failed)?;
+    stream
+        .set_read_timeout(Some(REPLY_TIMEOUT))
+        .map_err(failed)?;
     stream.set_nodelay(true).map_err(failed)?;
     let mut client = Client {
         stream,
         begun: Instant::now(),
-        difference: Difference::unknown(),
+        difference: ClockOffset::unknown(),
     };
-    let mut piece = vec![0; PIECE];
+    let mut piece = vec![0; READ_BYTES];
     client.compare().map_err(failed)?;
     let _ = client.get(file, &mut piece).map_err(failed)?;
     let begun = Instant::now();
@@ -194,7 +201,7 @@ pub fn load(to: SocketAddr, file: &[u8], length: Duration, least: usize) -> Outc
     while begun.elapsed() < length || all.len() < least {
         all.push(client.get(file, &mut piece).map_err(failed)?);
     }
-    let got = Got {
+    let got = Response {
         bytes: (all.len() * file.len()) as u64,
         seconds: begun.elapsed().as_secs_f64(),
         times_ms: Vec::new(),
@@ -209,7 +216,7 @@ mod tests {
 
     #[test]
     fn pairs_narrow_the_difference_down() {
-        let mut found = Difference::unknown();
+        let mut found = ClockOffset::unknown();
         // the guest's clock is 1000 us behind
         found.seen(5_000_000, 4_100_000, 5_400_000);
         assert_eq!((found.least, found.most), (-1_300_000, -900_000));
@@ -222,7 +229,7 @@ mod tests {
 
     #[test]
     fn clocks_of_another_pace_are_an_error() {
-        let mut found = Difference::unknown();
+        let mut found = ClockOffset::unknown();
         found.seen(0, 100, 200);
         found.seen(1_000_000_000, 1_000_100_100, 1_000_000_200);
         let why = found.middle().unwrap_err();
@@ -231,7 +238,7 @@ mod tests {
 
     #[test]
     fn times_are_taken_in_the_hosts_clock() {
-        let mut difference = Difference::unknown();
+        let mut difference = ClockOffset::unknown();
         difference.seen(0, 1_000_000_000, 0);
         let turn = Turn {
             call: 1_002_000_000,

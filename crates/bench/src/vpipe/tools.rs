@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::client::{Got, PATIENCE};
+use super::client::{REPLY_TIMEOUT, Response};
 use crate::harness::tool::output;
 use viola_cli::error::{Failure, Outcome};
 
@@ -25,14 +25,14 @@ end
 ";
 
 /// What the script's line says.
-fn counted(text: &str) -> Result<Got, String> {
+fn counted(text: &str) -> Result<Response, String> {
     let line = text.lines().find_map(|line| line.strip_prefix("counted "));
     let numbers: Option<Vec<u64>> = line.and_then(|line| {
         let words = line.split_ascii_whitespace();
         words.map(|word| word.parse().ok()).collect()
     });
     match numbers.as_deref() {
-        Some(&[duration, _, bytes, 0]) if duration > 0 && bytes > 0 => Ok(Got {
+        Some(&[duration, _, bytes, 0]) if duration > 0 && bytes > 0 => Ok(Response {
             bytes,
             seconds: duration as f64 / 1e6,
             times_ms: Vec::new(),
@@ -54,7 +54,7 @@ pub fn wrk(
     connections: usize,
     length: Duration,
     folder: &Path,
-) -> Outcome<Got> {
+) -> Outcome<Response> {
     let script = folder.join("wrk.lua");
     std::fs::write(&script, SCRIPT)
         .map_err(|e| Failure::run(format!("{}: {e}", script.display())))?;
@@ -63,7 +63,7 @@ pub fn wrk(
         Command::new("wrk")
             .args([format!("-t{threads}"), format!("-c{connections}")])
             .arg(format!("-d{}s", length.as_secs()))
-            .args(["--timeout", &format!("{}s", PATIENCE.as_secs())])
+            .args(["--timeout", &format!("{}s", REPLY_TIMEOUT.as_secs())])
             .arg("-s")
             .arg(&script)
             .arg(format!("http://{to}{path}")),
@@ -117,17 +117,17 @@ fn taken(text: &str) -> Option<(u64, f64)> {
 ///
 /// # Errors
 /// Also a body whose MD5 is not `sum`.
-pub fn curl(to: SocketAddr, path: &str, sum: &str, length: Duration) -> Outcome<Got> {
+pub fn curl(to: SocketAddr, path: &str, sum: &str, length: Duration) -> Outcome<Response> {
     let failed = |why: String| Failure::run(format!("curl {to}{path}: {why}"));
-    let mut got = Got::default();
+    let mut got = Response::default();
     let begun = Instant::now();
-    while got.seconds < length.as_secs_f64() && begun.elapsed() < PATIENCE {
+    while got.seconds < length.as_secs_f64() && begun.elapsed() < REPLY_TIMEOUT {
         let body = memory("curl")?;
         let stdout = body.try_clone().map_err(Failure::run)?;
         let output = output(
             Command::new("curl")
                 .args(["--silent", "--show-error", "--fail", "--max-time"])
-                .arg(PATIENCE.as_secs().to_string())
+                .arg(REPLY_TIMEOUT.as_secs().to_string())
                 .args(["--write-out", "%{stderr}%{size_download} %{time_total}"])
                 .arg(format!("http://{to}{path}"))
                 .stdout(Stdio::from(stdout)),

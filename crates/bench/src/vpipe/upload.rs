@@ -5,22 +5,26 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::client::{Got, PATIENCE};
+use super::client::{REPLY_TIMEOUT, Response};
 use viola_cli::error::{Failure, Outcome};
 
 /// Sends it over one connection for so long, from the calling thread's network namespace; each is waited for, the last one too.
 ///
 /// # Errors
 /// What went wrong, a file that did not arrive whole above all.
-pub fn load(to: SocketAddr, file: &[u8], length: Duration) -> Outcome<Got> {
+pub fn load(to: SocketAddr, file: &[u8], length: Duration) -> Outcome<Response> {
     let failed = |e: std::io::Error| Failure::run(format!("upload to {to}: {e}"));
-    let mut stream = TcpStream::connect_timeout(&to, PATIENCE).map_err(failed)?;
-    stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
-    stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
+    let mut stream = TcpStream::connect_timeout(&to, REPLY_TIMEOUT).map_err(failed)?;
+    stream
+        .set_read_timeout(Some(REPLY_TIMEOUT))
+        .map_err(failed)?;
+    stream
+        .set_write_timeout(Some(REPLY_TIMEOUT))
+        .map_err(failed)?;
     stream.set_nodelay(true).map_err(failed)?;
     let head = (file.len() as u64).to_be_bytes();
     let begun = Instant::now();
-    let mut got = Got::default();
+    let mut got = Response::default();
     while begun.elapsed() < length {
         let each = Instant::now();
         stream.write_all(&head).map_err(failed)?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use viola_lab::hadoop::{JavaStack, Options, ROOT, RequestStats, TOOLS_LOG};
 
 use super::FOLDER;
-use super::bed::{Bed, CLIENT, MOUNT, NODE, OTHER, OWN, guest, sh};
+use super::bed::{CLIENT, MOUNT, NODE, OTHER, OWN, TestBed, guest, sh};
 use super::work::{
     BLOCK, DFSIO, DFSIO_RESULT, EVALUATION, FAR, NEAR, Phase, Side, Sizes, TABLE, USERS, Work,
 };
@@ -18,14 +18,14 @@ use viola_cli::interrupt;
 /// Sides on which all of these are measured.
 const SIDES: [Side; 2] = [Side::Stock, Side::Viola];
 /// Longest time until HBase's master serves.
-const READY: Duration = Duration::from_secs(240);
+const MASTER_TIMEOUT: Duration = Duration::from_secs(240);
 /// HBase keeps little of the table, so that it reads HDFS.
 const HBASE: [(&str, &str); 2] = [
     ("hfile.block.cache.size", "0.02"),
     ("hbase.regionserver.handler.count", "4"),
 ];
 
-impl<'a> Bed<'a> {
+impl<'a> TestBed<'a> {
     /// Starts what a phase needs and writes what it reads; nothing of it is measured.
     pub fn begin(&mut self, phase: Phase, works: &[Work], sizes: &Sizes) -> Outcome {
         match phase {
@@ -48,7 +48,7 @@ impl<'a> Bed<'a> {
         Ok(())
     }
 
-    /// Ends what [`Bed::begin`] has started.
+    /// Ends what [`TestBed::begin`] has started.
     pub fn end(&mut self, phase: Phase) -> Outcome {
         if matches!(phase, Phase::HBase | Phase::Spark) {
             self.apps.clear();
@@ -128,7 +128,7 @@ impl<'a> Bed<'a> {
             let begun = Instant::now();
             while let Err(e) = app.ask(&format!("{word} tool org.viola.lab.HBaseTable ready")) {
                 interrupt::check()?;
-                if begun.elapsed() > READY {
+                if begun.elapsed() > MASTER_TIMEOUT {
                     return Err(self.hbase_failure(&word, 7171 + index, &e));
                 }
                 std::thread::sleep(Duration::from_secs(1));

@@ -13,8 +13,8 @@ use viola_lab::{Guest, Lab, Paths, Spec};
 
 use super::caches;
 use super::daemon::Daemon;
-use super::disk::Loop;
-use super::usage::Whose;
+use super::disk::LoopDevice;
+use super::usage::Processes;
 use super::work::{BLOCK, FILE, Phase, Side, Sizes, Work};
 use crate::harness::side::lab_failure;
 use viola_cli::error::{Failure, Outcome};
@@ -27,7 +27,7 @@ pub const NODE: &str = "vread-node";
 /// Name of the guest with a DataNode that viola does not serve.
 pub const OTHER: &str = "vread-other";
 /// Empties a guest's caches.
-pub const FORGET: &str = "sync; echo 3 >/proc/sys/vm/drop_caches";
+pub const DROP_CACHES: &str = "sync; echo 3 >/proc/sys/vm/drop_caches";
 const NEIGHBOURS: [&str; 2] = ["vread-busy1", "vread-busy2"];
 /// Mount of the blocks, in the root that Java runs in.
 pub(super) const MOUNT: &str = "/vread";
@@ -38,22 +38,23 @@ pub(super) const AGENT: &str = "data = ['/mnt/data']\ndatanode = '127.0.0.1:9866
 /// Names in one command: a line of a guest's console takes 4 KiB.
 const COMMAND: usize = 20;
 /// How long finished blocks may stay without a name.
-const NAMED: Duration = Duration::from_secs(60);
+const NAMING_TIMEOUT: Duration = Duration::from_secs(60);
 /// What a row writes stays in the DataNode's cache until it was measured: at the kernel's own bounds, close to a row's size
 /// here, it depended on what else was in the cache whether a write waited for the disk.
-const PATIENT: &str = "cd /proc/sys/vm; echo 80 >dirty_ratio; echo 70 >dirty_background_ratio";
+const RAISE_DIRTY_RATIO: &str =
+    "cd /proc/sys/vm; echo 80 >dirty_ratio; echo 70 >dirty_background_ratio";
 /// Longer than a DataNode takes to delete blocks.
-const REST: Duration = Duration::from_secs(5);
+const DELETE_TIME: Duration = Duration::from_secs(5);
 
 /// What lives through a whole run but for the guests.
-pub struct Ground {
+pub struct Fixtures {
     hadoop: Hadoop,
     folder: PathBuf,
     local: Option<(LocalHdfs, Client)>,
-    device: Option<Loop>,
+    device: Option<LoopDevice>,
 }
 
-impl Ground {
+impl Fixtures {
     /// Files go to `folder`, the file system of which is measured.
     pub fn new(folder: &Path) -> Outcome<Self> {
         Ok(Self {
@@ -103,7 +104,7 @@ impl Ground {
             make_disk(image, FileSystem::Ext4, sizes.room()).map_err(lab_failure)?;
         }
         self.device = match phases.contains(&Phase::Device) {
-            true => Some(Loop::over(&images[0])?),
+            true => Some(LoopDevice::over(&images[0])?),
             false => None,
         };
         let spec = self.spec(cores, daemon, phases)?;
@@ -112,7 +113,10 @@ impl Ground {
 
     fn spec(&self, cores: Cores, daemon: Option<&Daemon>, phases: &[Phase]) -> Outcome<Spec> {
         let [image, client, other] = self.images();
-        let node = self.device.as_ref().map_or(image.as_path(), Loop::path);
+        let node = self
+            .device
+            .as_ref()
+            .map_or(image.as_path(), LoopDevice::path);
         // what is not touched takes none of the host's
         let memory = match phases {
             p if p.contains(&Phase::HBase) || p.contains(&Phase::Spark) => "5G",
@@ -153,12 +157,12 @@ impl Ground {
         lab: &'a Lab,
         daemon: Option<&'a Daemon>,
         sizes: &Sizes,
-    ) -> Outcome<Bed<'a>> {
+    ) -> Outcome<TestBed<'a>> {
         let mut images = Vec::from(self.images());
         images.extend(self.device.as_ref().map(|d| d.path().to_owned()));
         let hdfs = Hdfs::start(&self.hadoop, guest(lab, NODE)?, &Options::default())
             .map_err(lab_failure)?;
-        sh(guest(lab, NODE)?, PATIENT)?;
+        sh(guest(lab, NODE)?, RAISE_DIRTY_RATIO)?;
         sh(
             guest(lab, CLIENT)?,
             "mount -t ext4 -o noatime /dev/ubda /mnt",
@@ -174,7 +178,7 @@ impl Ground {
             let request = format!("open {} {}", side.word(), side.keys(MOUNT, OWN).join(" "));
             client.ask(&request).map_err(lab_failure)?;
         }
-        let mut bed = Bed {
+        let mut bed = TestBed {
             lab,
             daemon,
             hdfs,
@@ -205,7 +209,7 @@ pub struct Cores {
 }
 
 /// Everything of a round, ready to be measured.
-pub struct Bed<'a> {
+pub struct TestBed<'a> {
     pub(super) lab: &'a Lab,
     pub(super) daemon: Option<&'a Daemon>,
     pub(super) hdfs: Hdfs<'a>,
@@ -218,7 +222,7 @@ pub struct Bed<'a> {
     agent: bool,
 }
 
-impl<'a> Bed<'a> {
+impl<'a> TestBed<'a> {
     /// Reads of all kinds on each side for the same time: what comes later is compiled code.
     fn warm(&mut self, sizes: &Sizes) -> Outcome {
         for side in self.sides(Work::Warm) {
@@ -255,14 +259,14 @@ impl<'a> Bed<'a> {
         }
     }
 
-    /// Whose CPU time counts on a side.
-    pub fn whose(&self, side: Side) -> Outcome<Whose> {
+    /// Processes CPU time counts on a side.
+    pub fn whose(&self, side: Side) -> Outcome<Processes> {
         Ok(match (side, &self.local) {
             (Side::Loopback, Some((local, _))) => match local.pids()[..] {
-                [client, node, ..] => Whose::Processes { client, node },
+                [client, node, ..] => Processes::Processes { client, node },
                 _ => return Err(Failure::run("the host's HDFS has ended")),
             },
-            _ => Whose::Guests {
+            _ => Processes::Guests {
                 client: guest(self.lab, CLIENT)?.pid(),
                 node: guest(self.lab, NODE)?.pid(),
                 daemon: self.daemon.map(Daemon::pid),
@@ -310,7 +314,7 @@ impl<'a> Bed<'a> {
         }
         match work {
             Work::Random(_) | Work::DeviceRandom => {
-                sh(guest(self.lab, CLIENT)?, FORGET)?;
+                sh(guest(self.lab, CLIENT)?, DROP_CACHES)?;
             }
             Work::RandomAgain(_) => {
                 self.ask(side, &work.request(side, sizes, round))?;
@@ -326,7 +330,7 @@ impl<'a> Bed<'a> {
         Ok(())
     }
 
-    /// Ends what [`Bed::prepare`] has begun for this work alone.
+    /// Ends what [`TestBed::prepare`] has begun for this work alone.
     pub fn tidy(&mut self, work: Work) -> Outcome {
         if work.is_disturbed() {
             for name in NEIGHBOURS {
@@ -339,7 +343,7 @@ impl<'a> Bed<'a> {
     /// Empties the caches of guests and host of what the images hold.
     fn forget(&mut self) -> Outcome {
         for name in [NODE, CLIENT] {
-            sh(guest(self.lab, name)?, FORGET)?;
+            sh(guest(self.lab, name)?, DROP_CACHES)?;
         }
         // a device's pages are written to the file below it
         for image in self.images.iter().rev() {
@@ -358,7 +362,7 @@ impl<'a> Bed<'a> {
     /// Waits out what came before: a DataNode deletes blocks some seconds later, and what was written goes to the disk
     /// later still. On each side alike, else the one whose agent has just begun has rested longer.
     fn settle(&self) -> Outcome {
-        std::thread::sleep(REST);
+        std::thread::sleep(DELETE_TIME);
         sh(guest(self.lab, NODE)?, "sync")?;
         let image = std::fs::File::open(&self.images[0]);
         image.and_then(|i| i.sync_all()).map_err(Failure::run)
@@ -393,7 +397,7 @@ impl<'a> Bed<'a> {
             if missing.is_empty() {
                 return Ok(());
             }
-            if begun.elapsed() > NAMED {
+            if begun.elapsed() > NAMING_TIMEOUT {
                 let words = self.daemon.map(Daemon::last_words).unwrap_or_default();
                 return Err(Failure::run(format!(
                     "{} is not shown by viola: {words}",

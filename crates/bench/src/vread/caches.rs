@@ -12,7 +12,7 @@ use viola_cli::error::{Failure, Outcome};
 /// Largest part of an image that may be left in the host's memory.
 const LEFT: f64 = 0.01;
 /// How often it is tried: pages that somebody looks at just then stay.
-const TRIES: usize = 5;
+const MAX_TRIES: usize = 5;
 
 /// Writes back and forgets what the host holds of a file or a block device, of whatever else reads it too.
 ///
@@ -23,7 +23,7 @@ pub fn forget(path: &Path) -> Outcome {
     let mut file = File::open(path).map_err(failed)?;
     let size = file.seek(SeekFrom::End(0)).map_err(failed)?;
     let mut left = 0.0;
-    for _ in 0..TRIES {
+    for _ in 0..MAX_TRIES {
         // pages that are yet to be written stay
         file.sync_all().map_err(failed)?;
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)

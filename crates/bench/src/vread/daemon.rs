@@ -15,7 +15,7 @@ use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 
 /// How long it may take to serve the reader's socket, and to end.
-const PATIENCE: Duration = Duration::from_secs(15);
+const DAEMON_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A running daemon and its folder, both gone with this value.
 pub struct Daemon {
@@ -69,7 +69,7 @@ impl Daemon {
         while !daemon.socket.exists() {
             interrupt::check()?;
             let ended = matches!(daemon.child.try_wait(), Ok(Some(_)));
-            if ended || begun.elapsed() > PATIENCE {
+            if ended || begun.elapsed() > DAEMON_TIMEOUT {
                 return Err(Failure::run(format!(
                     "viola does not serve {}: {}",
                     daemon.socket.display(),
@@ -130,7 +130,7 @@ impl Drop for Daemon {
             }
         }
         let begun = Instant::now();
-        while matches!(self.child.try_wait(), Ok(None)) && begun.elapsed() < PATIENCE {
+        while matches!(self.child.try_wait(), Ok(None)) && begun.elapsed() < DAEMON_TIMEOUT {
             std::thread::sleep(Duration::from_millis(5));
         }
         let _ = self.child.kill();

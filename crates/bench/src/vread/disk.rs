@@ -8,12 +8,12 @@ use std::process::Command;
 use viola_cli::error::{Failure, Outcome};
 
 /// A loop device that goes with its last user, however that ends.
-pub struct Loop {
+pub struct LoopDevice {
     path: PathBuf,
     _held: File,
 }
 
-impl Loop {
+impl LoopDevice {
     /// Over an image.
     pub fn over(image: &Path) -> Outcome<Self> {
         let image = image.display().to_string();

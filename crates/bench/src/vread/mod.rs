@@ -19,15 +19,15 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use viola_lab::hadoop::JavaStack;
 
-use bed::{Bed, Cores, Ground};
+use bed::{Cores, Fixtures, TestBed};
 use daemon::Daemon;
-use rows::{Found, Reading};
-use usage::Moment;
+use rows::{Measurements, Reading};
+use usage::CpuTotals;
 pub(super) use usage::busy;
 use work::{BLOCK, LITTER, LITTERED, Phase, SCRATCH, Side, Sizes, Work};
 
 use super::Options;
-use crate::harness::cpu::Eye;
+use crate::harness::cpu::ThreadSampler;
 use crate::harness::progress::{Progress, clock};
 use crate::harness::result::{Causes, Results};
 use crate::harness::row;
@@ -40,7 +40,7 @@ const FOLDER: &str = "build/bench/vread";
 /// How long the daemon's counts may be behind.
 const COUNTED: Duration = Duration::from_secs(5);
 /// The daemon tells within this time what a worker has served.
-const TOLD: Duration = Duration::from_millis(1500);
+const STATUS_INTERVAL: Duration = Duration::from_millis(1500);
 
 /// Options of `viola-lab bench vread`.
 #[derive(Debug, Args)]
@@ -83,7 +83,7 @@ pub fn run(vread: &Vread) -> Outcome {
         rounds,
         quick: options.quick,
         sizes,
-        eye: Eye::new()?,
+        sampler: ThreadSampler::new()?,
         progress: Progress::new(total),
     };
     run.progress
@@ -92,7 +92,7 @@ pub fn run(vread: &Vread) -> Outcome {
     let mut rows = Vec::new();
     let mut failed = None;
     if !works.is_empty() {
-        let mut found = Found::default();
+        let mut found = Measurements::default();
         failed = run.here(&works, cores, &mut found).err();
         rows.extend(found.rows());
     }
@@ -164,15 +164,15 @@ struct Run {
     rounds: usize,
     quick: bool,
     sizes: Sizes,
-    eye: Eye,
+    sampler: ThreadSampler,
     progress: Progress,
 }
 
 impl Run {
     /// All on one host.
-    fn here(&mut self, works: &[Work], cores: Cores, found: &mut Found) -> Outcome {
+    fn here(&mut self, works: &[Work], cores: Cores, found: &mut Measurements) -> Outcome {
         let sizes = self.sizes;
-        let mut ground = Ground::new(Path::new(FOLDER))?;
+        let mut ground = Fixtures::new(Path::new(FOLDER))?;
         for (phase, kit) in [
             (Phase::HBase, JavaStack::HBase),
             (Phase::Spark, JavaStack::Spark),
@@ -217,10 +217,10 @@ impl Run {
     /// All rounds of the works of a phase.
     fn phase(
         &mut self,
-        bed: &mut Bed<'_>,
+        bed: &mut TestBed<'_>,
         phase: Phase,
         works: &[Work],
-        found: &mut Found,
+        found: &mut Measurements,
     ) -> Outcome {
         if works.is_empty() {
             return Ok(());
@@ -253,7 +253,7 @@ impl Run {
     /// One cell.
     fn measure(
         &mut self,
-        bed: &mut Bed<'_>,
+        bed: &mut TestBed<'_>,
         work: Work,
         side: Side,
         round: usize,
@@ -284,9 +284,9 @@ impl Run {
             true => settled(bed, side)?,
             false => bed.served(side)?,
         };
-        let before = Moment::now(&mut self.eye, whose)?;
+        let before = CpuTotals::now(&mut self.sampler, whose)?;
         let answer = bed.run(work, side, &sizes, round)?;
-        let usage = Moment::now(&mut self.eye, whose)?.since(&before);
+        let usage = CpuTotals::now(&mut self.sampler, whose)?.since(&before);
         bed.tidy(work)?;
         if matches!(work, Work::Write | Work::Append | Work::AppendNamed) {
             bed.ask(side, &format!("{} delete {SCRATCH}", side.word()))?;
@@ -309,11 +309,11 @@ impl Run {
 }
 
 /// What the daemon has served, when the last bytes of those before are told too.
-fn settled(bed: &Bed<'_>, side: Side) -> Outcome<u64> {
+fn settled(bed: &TestBed<'_>, side: Side) -> Outcome<u64> {
     let mut served = bed.served(side)?;
     let begun = Instant::now();
     while begun.elapsed() < COUNTED {
-        std::thread::sleep(TOLD);
+        std::thread::sleep(STATUS_INTERVAL);
         match bed.served(side)? {
             now if now == served => break,
             now => served = now,
@@ -324,7 +324,7 @@ fn settled(bed: &Bed<'_>, side: Side) -> Outcome<u64> {
 
 /// A program says nothing about where its bytes came from: the daemon does.
 fn check_served(
-    bed: &Bed<'_>,
+    bed: &TestBed<'_>,
     work: Work,
     side: Side,
     before: u64,

@@ -10,13 +10,13 @@ use viola_cli::error::Outcome;
 use viola_report::stats::figure;
 
 /// A figure of the paper and the row that answers it.
-struct Line {
+struct PaperRow {
     row: &'static str,
     paper: &'static str,
 }
 
 /// The paper gives most of its figures as curves only; what its text says of them is here.
-const LINES: [Line; 21] = [
+const PAPER_ROWS: [PaperRow; 21] = [
     line(
         "delay of a 64 KiB read",
         "up to 40 % less (figure 9, 2 VMs)",
@@ -79,8 +79,8 @@ const LINES: [Line; 21] = [
     line("Sqoop export", "385 to 343 s, 11.3 % less (table 3)"),
 ];
 
-const fn line(row: &'static str, paper: &'static str) -> Line {
-    Line { row, paper }
+const fn line(row: &'static str, paper: &'static str) -> PaperRow {
+    PaperRow { row, paper }
 }
 
 /// Why a row of the paper has none here.
@@ -92,7 +92,7 @@ pub fn table(file: &Path) -> Outcome<String> {
     let mut table = String::from(
         "| figure | paper: vRead against HDFS | here: stock | viola | change |\n|---|---|---|---|---|\n",
     );
-    for Line { row: name, paper } in LINES {
+    for PaperRow { row: name, paper } in PAPER_ROWS {
         let row = rows.iter().find(|row| row["name"] == name);
         let none = NONE.iter().find(|(row, _)| *row == name);
         let here = match (row.and_then(here), none) {
@@ -139,7 +139,7 @@ mod tests {
             "{table}"
         );
         assert!(table.contains("| Sqoop export | 385 to 343 s, 11.3 % less (table 3) | not run"));
-        assert_eq!(table.lines().count(), LINES.len() + 2);
+        assert_eq!(table.lines().count(), PAPER_ROWS.len() + 2);
     }
 
     #[test]
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn the_rows_of_the_paper_are_rows_of_the_benchmark() {
         use super::super::work::Work;
-        for line in LINES {
+        for line in PAPER_ROWS {
             let known = Work::ALL.iter().any(|w| line.row.starts_with(&w.name()));
             let none = NONE.iter().any(|(row, _)| *row == line.row);
             assert!(known || none, "{}", line.row);

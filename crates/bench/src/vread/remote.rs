@@ -13,13 +13,13 @@ use viola_lab::hadoop::{
 use viola_lab::wire::Workload;
 use viola_lab::{Guest, Lab, NetnsHost, Paths, Spec};
 
-use super::bed::{Cores, FORGET, blocks, first_missing, sh};
+use super::bed::{Cores, DROP_CACHES, blocks, first_missing, sh};
 use super::caches;
 use super::daemon::{Daemon, head};
 use super::rows::Reading;
-use super::usage::{Moment, Usage, Whose};
+use super::usage::{CpuTotals, Processes, Usage};
 use super::work::{BLOCK, FILE, Side, Sizes, Work};
-use crate::harness::cpu::Eye;
+use crate::harness::cpu::ThreadSampler;
 use crate::harness::progress::Progress;
 use crate::harness::row::{Goal, Row};
 use crate::harness::side::lab_failure;
@@ -32,11 +32,11 @@ const PORT: u16 = 7670;
 /// Mount of the blocks, in the root that Java runs in.
 const MOUNT: &str = "/vread";
 /// How long finished blocks may stay without a name.
-const NAMED: Duration = Duration::from_secs(60);
+const NAMING_TIMEOUT: Duration = Duration::from_secs(60);
 /// One measurement with what goes before it.
-const CELL: Duration = Duration::from_secs(6);
+const CELL_TIME: Duration = Duration::from_secs(6);
 /// At least so much faster than HDFS over the same cable.
-const LEAST: f64 = 1.5;
+const MIN_RATIO: f64 = 1.5;
 
 const WORKS: [Work; 4] = [Work::Cold, Work::Warm, Work::Random(4), Work::Random(64)];
 const SIDES: [Side; 3] = [Side::Stock, Side::Viola, Side::Unverified];
@@ -53,7 +53,7 @@ fn name(work: Work) -> String {
 
 /// How long it takes.
 pub fn time(works: &[Work], rounds: usize) -> Duration {
-    Duration::from_secs(60) + CELL * (works.len() * SIDES.len() * rounds) as u32
+    Duration::from_secs(60) + CELL_TIME * (works.len() * SIDES.len() * rounds) as u32
 }
 
 /// Measures them; the rows of the result.
@@ -75,8 +75,8 @@ pub fn run(
     }
     let labs = hosts.boot(cores, &images, &folder)?;
     let hdfs = Hdfs::start(&hadoop, labs.node()?, &HdfsOptions::default()).map_err(lab_failure)?;
-    let mut bed = Bed::new(&hosts, &labs, &hdfs, &images, sizes)?;
-    let mut eye = Eye::new()?;
+    let mut bed = TestBed::new(&hosts, &labs, &hdfs, &images, sizes)?;
+    let mut sampler = ThreadSampler::new()?;
     let mut found: Vec<(Work, Side, Reading)> = Vec::new();
     for round in 0..rounds {
         for work in works {
@@ -87,8 +87,8 @@ pub fn run(
                     name(*work),
                     side.name()
                 );
-                progress.step(&label, CELL);
-                let reading = bed.measure(&mut eye, *work, side, sizes, round)?;
+                progress.step(&label, CELL_TIME);
+                let reading = bed.measure(&mut sampler, *work, side, sizes, round)?;
                 found.push((*work, side, reading));
             }
         }
@@ -189,14 +189,14 @@ impl Labs {
 }
 
 /// Everything ready to be measured.
-struct Bed<'a> {
+struct TestBed<'a> {
     hosts: &'a Hosts,
     labs: &'a Labs,
     client: Client,
     images: Vec<PathBuf>,
 }
 
-impl<'a> Bed<'a> {
+impl<'a> TestBed<'a> {
     fn new(
         hosts: &'a Hosts,
         labs: &'a Labs,
@@ -246,7 +246,7 @@ impl<'a> Bed<'a> {
             if missing.is_empty() {
                 return Ok(());
             }
-            if begun.elapsed() > NAMED {
+            if begun.elapsed() > NAMING_TIMEOUT {
                 let [near, far] = &self.hosts.daemons;
                 return Err(Failure::run(format!(
                     "{} is not shown by viola: {} / {}",
@@ -261,7 +261,7 @@ impl<'a> Bed<'a> {
 
     fn measure(
         &mut self,
-        eye: &mut Eye,
+        sampler: &mut ThreadSampler,
         work: Work,
         side: Side,
         sizes: &Sizes,
@@ -276,16 +276,16 @@ impl<'a> Bed<'a> {
             }
         }
         if let Work::Random(_) = work {
-            sh(self.labs.client()?, FORGET)?;
+            sh(self.labs.client()?, DROP_CACHES)?;
         }
-        let whose = Whose::Hosts {
+        let whose = Processes::Hosts {
             client: self.labs.client()?.pid(),
             node: self.labs.node()?.pid(),
             daemons: [0, 1].map(|i| self.hosts.daemons[i].pid()),
         };
-        let before = Moment::now(eye, whose)?;
+        let before = CpuTotals::now(sampler, whose)?;
         let answer = self.ask(&work.request(side, sizes, round))?;
-        let usage: Usage = Moment::now(eye, whose)?.since(&before);
+        let usage: Usage = CpuTotals::now(sampler, whose)?.since(&before);
         if side.is_local() && answer.local < answer.bytes {
             return Err(Failure::run(format!(
                 "{}, {}: {} of {} bytes came from the DataNode",
@@ -305,7 +305,7 @@ impl<'a> Bed<'a> {
     /// Empties the caches of guests and host of what the images hold.
     fn forget(&self) -> Outcome {
         for guest in [self.labs.node()?, self.labs.client()?] {
-            sh(guest, FORGET)?;
+            sh(guest, DROP_CACHES)?;
         }
         self.images
             .iter()
@@ -356,12 +356,12 @@ fn rows(work: Work, found: &[(Work, Side, Reading)]) -> Vec<Row> {
     let mut rows = Vec::new();
     if let Work::Random(_) = work {
         let rate: Figure = |r| r.answer.reads as f64 / r.answer.wall_s;
-        rows.push(row("", "reads/s", rate).goal(Goal::AtLeast(LEAST), viola));
+        rows.push(row("", "reads/s", rate).goal(Goal::AtLeast(MIN_RATIO), viola));
         rows.push(row(", p50", "us", |r| r.answer.p50_us));
         rows.push(row(", p99", "us", |r| r.answer.p99_us));
     } else {
         let rate: Figure = |r| r.answer.bytes as f64 / f64::from(1 << 20) / r.answer.wall_s;
-        rows.push(row("", "MiB/s", rate).goal(Goal::AtLeast(LEAST), viola));
+        rows.push(row("", "MiB/s", rate).goal(Goal::AtLeast(MIN_RATIO), viola));
     }
     let costs: [(&str, Figure); 4] = [
         (", client's CPU", |r| r.usage.per_gib(r.answer.bytes).client),
@@ -421,6 +421,6 @@ mod tests {
     fn works_are_chosen_by_their_names() {
         assert_eq!(works(|n| n.contains("other host")).len(), 4);
         assert_eq!(works(|n| n.contains("random 4")), [Work::Random(4)]);
-        assert!(time(&WORKS, 5) > CELL * 60);
+        assert!(time(&WORKS, 5) > CELL_TIME * 60);
     }
 }

@@ -20,12 +20,12 @@ pub struct Reading {
 
 /// All measurements.
 #[derive(Debug, Default)]
-pub struct Found(BTreeMap<(Work, Side), Vec<Reading>>);
+pub struct Measurements(BTreeMap<(Work, Side), Vec<Reading>>);
 
 /// What a row shows of a reading.
 type Figure = fn(&Reading) -> f64;
 
-impl Found {
+impl Measurements {
     /// Adds one.
     pub fn add(&mut self, work: Work, side: Side, reading: Reading) {
         self.0.entry((work, side)).or_default().push(reading);
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn rates_and_costs_are_judged_against_stock() {
-        let mut found = Found::default();
+        let mut found = Measurements::default();
         found.add(Work::Warm, Side::Stock, reading(1 << 30, 4.0, 2.0));
         found.add(Work::Warm, Side::Viola, reading(1 << 30, 0.5, 0.05));
         found.add(Work::Warm, Side::Unverified, reading(1 << 30, 0.5, 0.05));

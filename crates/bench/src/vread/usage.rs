@@ -3,7 +3,7 @@
 
 use std::fs::read_to_string;
 
-use crate::harness::cpu::{self, Eye, Look};
+use crate::harness::cpu::{self, CpuSample, ThreadSampler};
 use viola_cli::error::{Failure, Outcome};
 
 /// CPU-seconds of one measurement.
@@ -33,9 +33,9 @@ impl Usage {
     }
 }
 
-/// Whose CPU time is looked at.
+/// Processes CPU time is looked at.
 #[derive(Debug, Clone, Copy)]
-pub enum Whose {
+pub enum Processes {
     /// Two guests, and the daemon if there is one.
     Guests {
         /// Process of the client's guest.
@@ -64,34 +64,34 @@ pub enum Whose {
 }
 
 /// Totals at one moment.
-pub struct Moment {
-    looks: Vec<Look>,
+pub struct CpuTotals {
+    looks: Vec<CpuSample>,
     host: f64,
 }
 
-impl Moment {
+impl CpuTotals {
     /// Looks at all of them.
-    pub fn now(eye: &mut Eye, whose: Whose) -> Outcome<Self> {
+    pub fn now(sampler: &mut ThreadSampler, whose: Processes) -> Outcome<Self> {
         let looks = match whose {
-            Whose::Guests {
+            Processes::Guests {
                 client,
                 node,
                 daemon,
             } => {
-                let mut looks = vec![eye.vms(&[client, node])?];
+                let mut looks = vec![sampler.vms(&[client, node])?];
                 looks.extend(daemon.map(cpu::tree));
                 looks
             }
-            Whose::Hosts {
+            Processes::Hosts {
                 client,
                 node,
                 daemons,
             } => {
-                let mut looks = vec![eye.vms(&[client, node])?];
+                let mut looks = vec![sampler.vms(&[client, node])?];
                 looks.extend(daemons.map(cpu::tree));
                 looks
             }
-            Whose::Processes { client, node } => vec![cpu::tree(client), cpu::tree(node)],
+            Processes::Processes { client, node } => vec![cpu::tree(client), cpu::tree(node)],
         };
         Ok(Self {
             looks,

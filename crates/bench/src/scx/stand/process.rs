@@ -138,7 +138,7 @@ impl Place {
 }
 
 /// A process that stands for a VM.
-pub struct Stand {
+pub struct StandIn {
     child: Child,
     pub kind: Kind,
     /// Whether its first thread answers.
@@ -151,7 +151,7 @@ pub struct Stand {
     pub path: PathBuf,
 }
 
-impl Drop for Stand {
+impl Drop for StandIn {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -159,7 +159,7 @@ impl Drop for Stand {
     }
 }
 
-impl Stand {
+impl StandIn {
     pub fn start(number: usize, spec: &str, place: Place) -> Outcome<Self> {
         let mut words = spec.split(',');
         let (class, does) = words

@@ -31,7 +31,7 @@ const DISK: u32 = 192;
 /// Requests under way at a time.
 const CONNECTIONS: u32 = 16;
 /// How long the servers may take to answer their first request; the guest is busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Settings that the files of the database were made with, and that have to stay: small, as the guest is.
 const DATABASE: [&str; 5] = [
@@ -109,7 +109,7 @@ const EACH: [&str; 7] = [
 
 /// What was asked and answered.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Answers {
+pub struct ResponseTimes {
     /// Requests a second.
     pub rate: f64,
     /// Median time of an answer, ms.
@@ -259,7 +259,7 @@ impl Calendar {
         let begun = Instant::now();
         for path in EACH {
             while let Err(failure) = calendar.ask(lab, path) {
-                if begun.elapsed() > PATIENCE {
+                if begun.elapsed() > READY_TIMEOUT {
                     let logs = "cd /run/calendar; tail -n 3 log php.log php.start nginx.log 2>&1";
                     let said = shell(guest, logs)?.stdout;
                     let name = guest.name();
@@ -295,7 +295,7 @@ impl Calendar {
     ///
     /// # Errors
     /// An answer that is none, or is not whole.
-    pub fn measure(&self, lab: &Lab, time: Duration, seed: u64) -> Outcome<Answers> {
+    pub fn measure(&self, lab: &Lab, time: Duration, seed: u64) -> Outcome<ResponseTimes> {
         let script = MIX
             .replace("SEED", &seed.to_string())
             .replace("PERSONS", &PERSONS.to_string())
@@ -319,14 +319,14 @@ impl Calendar {
 }
 
 /// What the script says: microseconds, requests, failures, and microseconds of the two quantiles.
-fn counted(text: &str) -> Result<Answers, String> {
+fn counted(text: &str) -> Result<ResponseTimes, String> {
     let line = text.lines().find_map(|line| line.strip_prefix("counted "));
     let numbers: Option<Vec<u64>> = line.and_then(|line| {
         let words = line.split_ascii_whitespace();
         words.map(|word| word.parse().ok()).collect()
     });
     match numbers.as_deref() {
-        Some(&[us, requests, 0, p50, p99]) if us > 0 && requests > 0 => Ok(Answers {
+        Some(&[us, requests, 0, p50, p99]) if us > 0 && requests > 0 => Ok(ResponseTimes {
             rate: requests as f64 * 1e6 / us as f64,
             p50: p50 as f64 / 1e3,
             p99: p99 as f64 / 1e3,
