@@ -7,15 +7,13 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 use viola_proto::agent::Stats;
 
+use crate::io::queue;
 use crate::lane::report::Report as LaneReport;
 use crate::pipe::report::PipeReport;
 use crate::relay::report::MountReport;
@@ -97,30 +95,28 @@ const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// When another agent answers at the socket, or the kernel's.
-pub fn serve(path: &Path) -> std::io::Result<(Receiver<Request>, Arc<OwnedFd>)> {
+pub fn serve(path: &Path) -> std::io::Result<queue::Receiver<Request>> {
     if UnixStream::connect(path).is_ok() {
         return Err(std::io::Error::other("another viola-agent is running"));
     }
     let _ = std::fs::remove_file(path);
     let listener = UnixListener::bind(path)?;
     std::fs::set_permissions(path, PermissionsExt::from_mode(0o600))?;
-    let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let (requests, queue) = channel();
-    let wake_there = Arc::clone(&wake);
+    let (requests, receiver) = queue::queue()?;
     std::thread::Builder::new()
         .name("viola-status".into())
         .spawn(move || {
             for client in listener.incoming().flatten() {
-                let (requests, wake) = (requests.clone(), Arc::clone(&wake_there));
+                let requests = requests.clone();
                 let _ = std::thread::Builder::new()
                     .name("viola-client".into())
-                    .spawn(move || serve_client(&client, &requests, &wake));
+                    .spawn(move || serve_client(&client, &requests));
             }
         })?;
-    Ok((queue, wake))
+    Ok(receiver)
 }
 
-fn serve_client(client: &UnixStream, requests: &Sender<Request>, wake: &OwnedFd) {
+fn serve_client(client: &UnixStream, requests: &queue::Sender<Request>) {
     let _ = client.set_read_timeout(Some(CLIENT_TIMEOUT));
     let _ = client.set_write_timeout(Some(CLIENT_TIMEOUT));
     let mut line = String::new();
@@ -137,10 +133,9 @@ fn serve_client(client: &UnixStream, requests: &Sender<Request>, wake: &OwnedFd)
         _ => return,
     };
     let (reply, replies) = channel();
-    if requests.send(Request { command, reply }).is_err() {
+    if !requests.send(Request { command, reply }) {
         return;
     }
-    let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
     if let Ok(report) = replies.recv_timeout(CLIENT_TIMEOUT)
         && let Ok(text) = serde_json::to_string(&report)
     {
@@ -251,7 +246,7 @@ mod tests {
     fn a_question_is_answered_and_a_second_agent_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let (requests, _wake) = serve(&path).unwrap();
+        let requests = serve(&path).unwrap();
         let asked = {
             let path = path.clone();
             std::thread::spawn(move || request(&path, "pause"))
@@ -268,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_agent_says_so() {
+    fn a_full_ledger_is_reported() {
         let mut report = Report::default();
         report.stats.full = true;
         assert!(report.to_string().contains("naming has stopped"));
@@ -276,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turbo_vcpu_is_told_with_what_was_left() {
+    fn a_turbo_vcpu_is_reported_with_the_settings_left_alone() {
         let turbo = TurboReport {
             cpu: 1,
             active: true,
@@ -309,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn pipes_are_told_with_what_was_left_to_the_program() {
+    fn pipes_are_reported_with_their_refusals() {
         let mut report = Report::default();
         assert!(!report.to_string().contains("pipes"));
         report.pipe = Some(PipeReport {

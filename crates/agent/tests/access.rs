@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent beside DataNodes that want tokens, hang up, or give their blocks to whoever asks: real guests, and a script
-//! that answers as the DataNode does.
+//! The agent beside DataNodes that require tokens, hang up, or serve every client: a real guest, and a script that
+//! answers as a DataNode does.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -8,15 +8,15 @@ mod support;
 use std::time::Duration;
 
 use support::host::Host;
-use support::{Bench, wait_for};
+use support::{TestVm, wait_for};
 
 const GIVES: &str = r"printf '\004\010\000\042\000'";
 const WANTS_TOKENS: &str = r"printf '\002\010\005'";
 const HANGS_UP: &str = "exit 0";
 
-/// A DataNode process begins that answers like this.
-fn begins(bench: &Bench, answer: &str) {
-    bench.sh(&format!(
+/// Starts a DataNode process that answers like this.
+fn begins(vm: &TestVm, answer: &str) {
+    vm.sh(&format!(
         "cat >/tmp/answer.new <<'X'\n#!/bin/sh\nhead -c 40 >/dev/null\n{answer}\nX\n\
          chmod +x /tmp/answer.new; mv /tmp/answer.new /tmp/answer\n\
          [ -e /tmp/nc.pid ] || {{ setsid nc -ll -p 9866 -e /tmp/answer </dev/null >/dev/null 2>&1 & echo $! >/tmp/nc.pid; }}\n\
@@ -30,48 +30,48 @@ fn wait_why(host: &Host, why: &str) {
 
 #[test]
 fn no_block_is_named_unless_the_datanode_gives_it_without_a_token() {
-    let bench = Bench::boot("ag-door", "ext4");
-    bench.sh("ip link set lo up; make 1 1001 100; make 2 1002 3");
-    bench.agent("datanode = '127.0.0.1:9866'");
-    let host = bench.host();
+    let vm = TestVm::boot("ag-door", "ext4");
+    vm.sh("ip link set lo up; make 1 1001 100; make 2 1002 3");
+    vm.agent("datanode = '127.0.0.1:9866'");
+    let host = vm.host();
 
-    // it is not up yet
+    // the DataNode is not up yet
     wait_why(&host, "`datanode` in the agent's configuration");
-    let report = bench.status();
+    let report = vm.status();
     assert!(report.closed.contains("does not answer"), "{report}");
     assert!(report.to_string().contains(&report.closed), "{report}");
 
-    // it wants tokens: a block that is quiet for long enough is not even linked
-    begins(&bench, WANTS_TOKENS);
+    // it requires tokens: a quiet block is not even linked
+    begins(&vm, WANTS_TOKENS);
     wait_why(&host, "dfs.block.access.token.enable");
     std::thread::sleep(Duration::from_secs(3));
-    assert_eq!((bench.links(), bench.status().stats.names), (0, 0));
+    assert_eq!((vm.links(), vm.status().stats.names), (0, 0));
 
-    // the next one does not
-    begins(&bench, GIVES);
+    // the next process serves every client
+    begins(&vm, GIVES);
     host.wait_named(&[(1, 1001), (2, 1002)]);
     host.wait("nothing is wrong", |s| s.stats.why.is_empty());
-    assert_eq!(bench.links(), 4);
+    assert_eq!(vm.links(), 4);
 
-    // and the next one does again: all is withdrawn, and links are dropped when the host has confirmed
+    // the next one requires tokens again: everything is withdrawn, and links go after the host's confirmation
     host.state().hold = true;
-    begins(&bench, WANTS_TOKENS);
+    begins(&vm, WANTS_TOKENS);
     host.wait("all are withdrawn", |s| s.held.len() == 2);
     wait_why(&host, "dfs.block.access.token.enable");
-    assert_eq!(bench.links(), 4);
+    assert_eq!(vm.links(), 4);
     host.release();
-    wait_for("no link is left", || bench.links() == 0);
-    bench.sh("make 3 1003 20");
+    wait_for("no link is left", || vm.links() == 0);
+    vm.sh("make 3 1003 20");
     std::thread::sleep(Duration::from_secs(3));
-    assert_eq!(bench.links(), 0);
+    assert_eq!(vm.links(), 0);
     host.wait_named(&[]);
 
-    begins(&bench, GIVES);
+    begins(&vm, GIVES);
     host.wait_named(&[(1, 1001), (2, 1002), (3, 1003)]);
 
-    // one that expects another handshake
-    begins(&bench, HANGS_UP);
+    // the next one expects another handshake
+    begins(&vm, HANGS_UP);
     host.wait_named(&[]);
     wait_why(&host, "dfs.data.transfer.protection");
-    wait_for("no link is left", || bench.links() == 0);
+    wait_for("no link is left", || vm.links() == 0);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Real DataNodes, asked for a block without a token. Needs what `scripts/hadoop.sh` makes.
+//! Probes of real DataNodes. Needs the files that `scripts/hadoop.sh` makes.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use viola_agent::blocks::datanode::probe;
 use viola_lab::hadoop::{Hadoop, LocalHdfs};
 use viola_proto::agent::BlockKey;
 
-/// The block of the only file, as the folders of the DataNode name it.
+/// The block of the only file, from the DataNode's directories.
 fn only_block(data: &Path) -> BlockKey {
     let mut folders = vec![data.join("current")];
     while let Some(folder) = folders.pop() {
@@ -32,7 +32,7 @@ fn only_block(data: &Path) -> BlockKey {
     panic!("{}: there is no block", data.display());
 }
 
-/// Starts an HDFS with these keys and asks its DataNode for a block.
+/// Starts an HDFS with these keys and probes its DataNode.
 fn answers(keys: &[(&str, &str)], answer: &Probe) {
     let hadoop = Hadoop::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))])
         .unwrap_or_else(|e| panic!("{e}"));
@@ -41,7 +41,7 @@ fn answers(keys: &[(&str, &str)], answer: &Probe) {
         .unwrap_or_else(|e| panic!("{}", e.full()));
     let block = only_block(&hdfs.folder().join("data"));
     assert_eq!(probe(&hdfs.data_address(), &block), *answer);
-    // one that is not there tells nothing
+    // a block that does not exist is inconclusive
     let other = BlockKey::new(block.pool(), block.id() + 1000, block.stamp()).unwrap();
     let about_other = probe(&hdfs.data_address(), &other);
     match answer {
@@ -60,7 +60,7 @@ fn answers(keys: &[(&str, &str)], answer: &Probe) {
 const TOKENS: (&str, &str) = ("dfs.block.access.token.enable", "true");
 
 #[test]
-fn a_datanode_of_a_cluster_with_tokens_wants_one() {
+fn a_datanode_of_a_cluster_with_tokens_requires_one() {
     answers(&[TOKENS], &Probe::TokenRequired);
 }
 

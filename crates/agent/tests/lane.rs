@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A guest of UML whose agent keeps a bond (a real one), and a VF that comes and goes: what stands for the VF is one end of a
-//! veth whose other end is a port of the bridge, plugged by the guest's console and taken out again as the daemon does it.
-//! Needs root, the lab's image and its package of the guest's kernel.
+//! A UML guest whose agent keeps a real bond, and a VF that comes and goes. One end of a veth stands for the VF; the
+//! other end is a port of the bridge. The guest's console plugs it in and out, as the daemon does. Needs root, the
+//! lab's image and its package of the guest's kernel.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -24,10 +24,10 @@ use viola_lanes::{
 };
 use viola_netdev::{add_veth, device, link};
 
-/// Address of the VF on a bus that is made of files.
+/// Address of the VF on a bus made of files.
 const VF: &str = "0000:01:10.0";
 
-/// The veth learns by itself where the guest is.
+/// Makes the bridge learn where the guest is.
 struct NoCard;
 
 impl Eswitch for NoCard {
@@ -54,7 +54,7 @@ struct Bench {
     _turn: testing::GuestPermit,
 }
 
-/// Modules of bonds, out of the package that the lab's image is made of.
+/// The bonding modules of the package that the lab's image is made from.
 fn modules(to: &Path) -> PathBuf {
     let image = testing::paths(env!("CARGO_MANIFEST_DIR"), to).image;
     let starts = [image.clone(), fs::canonicalize(&image).unwrap()];
@@ -86,7 +86,7 @@ fn modules(to: &Path) -> PathBuf {
     PathBuf::from(String::from_utf8(found.stdout).unwrap().trim())
 }
 
-/// The VF's device as sysfs shows one that has its driver.
+/// The VF's device in sysfs, with its driver.
 fn device(top: &Path) -> Pf {
     let driver = top.join("bus/pci/drivers/igbvf");
     let device = top.join("bus/pci/devices").join(VF);
@@ -200,7 +200,7 @@ impl Bench {
         });
     }
 
-    /// In the network namespace of the lab, where the daemon of such a guest would be.
+    /// Runs something in the lab's network namespace, where the guest's daemon would be.
     fn with<T: Send>(&self, work: impl FnOnce(&mut Transfer<'_>, &mut Journal) -> T + Send) -> T {
         let (mut journal, _) = Journal::read(&self.folder.path().join("lanes.json"));
         let (how, mut guest) = (How::Uml(self.how.clone()), self.how.clone());
@@ -239,7 +239,7 @@ impl Bench {
             .unwrap()
     }
 
-    /// What the VF has carried.
+    /// Packets that the VF has carried.
     fn carried(&self) -> u64 {
         let link = self.lab.in_netns(|| link("vf01100").unwrap()).unwrap();
         link.counters.packets()
@@ -258,7 +258,7 @@ impl Bench {
         self.answers(20);
     }
 
-    /// Pings; how many were lost, and the latest answer, ms.
+    /// Pings; returns how many were lost, and the longest round trip in milliseconds.
     fn answers(&self, count: usize) -> (usize, f64) {
         let options = Ping {
             count,
@@ -271,7 +271,7 @@ impl Bench {
     }
 }
 
-/// Says that it is over when it is dropped, also by a panic: nobody waits for ever then.
+/// Signals the end when dropped, also by a panic, so that no thread waits forever.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -281,7 +281,7 @@ impl Drop for Over<'_> {
 }
 
 #[test]
-fn a_vf_comes_and_goes_under_a_bond_and_the_end_is_as_the_beginning() {
+fn a_vf_joins_and_leaves_the_bond_and_the_end_restores_all() {
     let bench = Bench::boot("lane-vf");
     bench.sh("ip route add 192.0.2.0/24 via 10.77.0.1");
     bench.start();
@@ -336,7 +336,7 @@ fn a_vf_comes_and_goes_under_a_bond_and_the_end_is_as_the_beginning() {
 }
 
 #[test]
-fn killed_with_its_vf_in_use_it_is_put_back_or_goes_on_and_a_guest_without_it_keeps_its_vf() {
+fn a_kill_with_the_vf_active_is_restored_or_continued() {
     let bench = Bench::boot("lane-kill");
     bench.sh("ip route add 192.0.2.0/24 via 10.77.0.1");
     bench.start();
@@ -344,7 +344,7 @@ fn killed_with_its_vf_in_use_it_is_put_back_or_goes_on_and_a_guest_without_it_ke
     bench.sends_by("vec1");
     bench.end("KILL");
     assert_eq!(bench.answers(20).0, 0, "the bond goes on by itself");
-    // nobody takes the device down, and the guest's kernel refuses
+    // the device is up, so the guest's kernel refuses
     let begin = Instant::now();
     let said = bench.revoke().unwrap_err();
     assert!(
@@ -353,7 +353,7 @@ fn killed_with_its_vf_in_use_it_is_put_back_or_goes_on_and_a_guest_without_it_ke
     );
     assert!(begin.elapsed() > Duration::from_secs(3));
     assert_eq!(bench.presence(), Presence::InUse);
-    // the next one finds the bond that the one before made, and the VF in it
+    // the next agent finds the bond of the killed one, and the VF in it
     bench.start();
     bench.sends_by("vec1");
     assert!(
@@ -373,7 +373,7 @@ fn killed_with_its_vf_in_use_it_is_put_back_or_goes_on_and_a_guest_without_it_ke
     assert!(said.contains("nothing to be put back"), "{said}");
     bench.revoke().unwrap();
     assert_eq!(bench.presence(), Presence::Absent);
-    // it dies while its VF is being taken
+    // the agent dies while the VF is being reclaimed
     bench.grant();
     assert_eq!(bench.presence(), Presence::InUse);
     std::thread::scope(|scope| {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that a host sends down connections of a program beside the agent: real sockets, a real file system, the agent's
-//! own program.
+//! Files that the host sends over a program's connection: real sockets, a real file system, the agent's own program.
 #![allow(clippy::unwrap_used)]
 
 mod bed;
@@ -19,17 +18,17 @@ use viola_proto::pipe::library::{LibraryReply, LibraryRequest, LostConnections};
 use viola_proto::pipe::{PipeReply, PipeRequest};
 
 use bed::Bed;
-use bed::there::{give_back, given, put_there};
-use bed::wire::{Way, sh};
+use bed::handover::{given, restore_at_host, return_connection};
+use bed::wire::{Route, sh};
 
-/// Bytes that can be read.
+/// Number of bytes that can be read.
 fn readable(stream: &TcpStream) -> u64 {
     rustix::io::ioctl_fionread(stream).unwrap()
 }
 
-/// What a program hears at the end of a file that was to be sent.
-fn over(id: u64, sent: u64, errno: i32) -> LibraryReply {
-    let lost = LostConnections {
+/// The program's last answer for a sent file.
+fn over(id: u64, sent: u64, errno: i32) -> Answer {
+    let lost = Lost {
         source: false,
         sink: errno == libc::ECONNRESET,
     };
@@ -42,7 +41,7 @@ fn over(id: u64, sent: u64, errno: i32) -> LibraryReply {
     }
 }
 
-/// Both ways of a connection work.
+/// Checks both directions of a connection.
 fn talk(client: &TcpStream, server: &TcpStream) {
     let mut five = [0; 5];
     for (mut from, mut to) in [(client, server), (server, client)] {
@@ -59,11 +58,11 @@ fn a_file_is_sent_by_the_host_and_the_connection_goes_on_in_the_same_descriptor(
     let (mut client, mut server) = bed.connection();
     let program = bed.program();
     for id in 1..=3 {
-        // more than one message of the host holds, but for the first
+        // more than one message holds, except for the first
         let next = &bytes[..6000 * id as usize - 5000];
         talk(&client, &server);
         server.write_all(b"head").unwrap();
-        // what the program has not read goes with the connection, and comes back with it
+        // unread bytes go with the connection and come back with it
         client.write_all(b"early").unwrap();
         bed.wait("it has come", |_| readable(&server) == 5);
         let file = File::open(&path).unwrap();
@@ -72,7 +71,7 @@ fn a_file_is_sent_by_the_host_and_the_connection_goes_on_in_the_same_descriptor(
         let given = given(&bed);
         let pipe = given.pipe;
         assert!(given.bytes == bytes[1000..201_000], "other bytes");
-        let there = TcpStream::from(put_there(&bed, &given));
+        let there = TcpStream::from(restore_at_host(&bed, &given));
         let sender = {
             let mut there = there.try_clone().unwrap();
             std::thread::spawn(move || there.write_all(&given.bytes).unwrap())
@@ -89,7 +88,7 @@ fn a_file_is_sent_by_the_host_and_the_connection_goes_on_in_the_same_descriptor(
         // the next request comes while the host still has the connection
         client.write_all(next).unwrap();
         sender.join().unwrap();
-        give_back(&bed, pipe, there.into(), 200_000, 0);
+        return_connection(&bed, pipe, there.into(), 200_000, 0);
         let (sent, errno) = (200_000, 0);
         assert_eq!(program.answer(), Some(over(id, sent, errno)));
         let mut heard = vec![0; 5 + next.len()];
@@ -106,7 +105,7 @@ fn a_file_is_sent_by_the_host_and_the_connection_goes_on_in_the_same_descriptor(
 }
 
 #[test]
-fn the_end_that_the_peer_has_said_is_read_after_the_return() {
+fn the_peers_end_of_file_is_read_after_the_return() {
     let bed = Bed::new("");
     let (path, bytes) = bed.file("page", 5000);
     let (mut client, mut server) = bed.connection();
@@ -118,14 +117,14 @@ fn the_end_that_the_peer_has_said_is_read_after_the_return() {
     program.send(1, (0, 5000), File::open(&path).unwrap(), &server);
     let given = given(&bed);
     assert!(given.connection.peer_finished);
-    let socket = put_there(&bed, &given);
+    let socket = restore_at_host(&bed, &given);
     let mut there = TcpStream::from(socket.try_clone().unwrap());
     there.write_all(&given.bytes).unwrap();
     while unacknowledged_bytes(socket.as_fd()).unwrap() > 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    bed.wire.lead(Way::Nowhere);
-    let mut state = extract(socket.as_fd()).unwrap().detach();
+    bed.wire.redirect(Route::Nowhere);
+    let mut state = take(socket.as_fd()).unwrap().keep();
     state.peer_finished = true;
     bed.wire.settle();
     disconnect_silently(socket.as_fd()).unwrap();
@@ -139,8 +138,8 @@ fn the_end_that_the_peer_has_said_is_read_after_the_return() {
         errno,
         host_us: 0,
     });
-    assert_eq!(bed.host.hear(), PipeRequest::Restored { pipe });
-    bed.wire.lead(Way::Guest);
+    assert_eq!(bed.host.hear(), FromGuest::Taken { pipe });
+    bed.wire.redirect(Route::Guest);
     assert_eq!(program.end(), over(1, sent, errno));
     assert_eq!(server.read(&mut [0; 1]).unwrap(), 0);
     server.write_all(b"end").unwrap();
@@ -151,7 +150,7 @@ fn the_end_that_the_peer_has_said_is_read_after_the_return() {
 }
 
 #[test]
-fn what_cannot_be_given_is_left_to_the_program() {
+fn files_and_sockets_that_cannot_be_handed_over_are_refused() {
     let bed = Bed::new("most = 1");
     let (path, _) = bed.file("page", 5000);
     let (client, server) = bed.connection();
@@ -215,7 +214,7 @@ fn what_cannot_be_given_is_left_to_the_program() {
     assert_eq!(program.end(), LibraryReply::Refused { id: 20, errno });
     drop(writer);
 
-    // the host may not want it either, and one is as many as there may be
+    // the host may refuse it too, and `most` is one
     program.send(21, (0, 1), page(), &server);
     let given = given(&bed);
     program.send(22, (0, 1), page(), &server);
@@ -231,7 +230,7 @@ fn what_cannot_be_given_is_left_to_the_program() {
     assert_eq!(status.refused.values().sum::<u64>(), 11, "{status:?}");
     assert_eq!(status.refusal.as_deref(), Some("the host: no room"));
 
-    // whoever sends rubbish is hung up on, and others are not
+    // an invalid packet disconnects its program only
     let odd = bed.program();
     odd.ask(LibraryRequest::Send {
         id: 1,
@@ -244,7 +243,7 @@ fn what_cannot_be_given_is_left_to_the_program() {
 }
 
 #[test]
-fn who_may_not_ask_is_told_so() {
+fn a_user_that_may_not_ask_gets_an_error() {
     let bed = Bed::new("users = [65533]");
     let (path, _) = bed.file("page", 5000);
     let (_client, server) = bed.connection();
@@ -255,7 +254,7 @@ fn who_may_not_ask_is_told_so() {
 }
 
 #[test]
-fn whoever_changes_the_file_waits_until_the_host_has_let_go() {
+fn a_writer_waits_until_the_host_has_released_the_file() {
     let bed = Bed::new("");
     let (path, bytes) = bed.file("page", 300_000);
     let (mut client, server) = bed.connection();
@@ -264,7 +263,7 @@ fn whoever_changes_the_file_waits_until_the_host_has_let_go() {
     let program = bed.program();
     program.send(1, (0, 300_000), &page, &server);
     let given = given(&bed);
-    let socket = put_there(&bed, &given);
+    let socket = restore_at_host(&bed, &given);
     let cut = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -280,7 +279,7 @@ fn whoever_changes_the_file_waits_until_the_host_has_let_go() {
         assert_eq!(bed.host.hear(), PipeRequest::Stop { pipe });
         std::thread::sleep(Duration::from_millis(100));
         assert!(!cut.load(Ordering::SeqCst), "changed while it is read");
-        // another one has to wait for the writer
+        // another pipe must wait for the writer
         program.send(2, (0, 1), &page, &other);
         let errno = libc::EAGAIN;
         assert_eq!(
@@ -289,7 +288,7 @@ fn whoever_changes_the_file_waits_until_the_host_has_let_go() {
         );
         let mut there = TcpStream::from(socket.try_clone().unwrap());
         there.write_all(&given.bytes[..70_000]).unwrap();
-        give_back(&bed, pipe, socket, 70_000, 0);
+        return_connection(&bed, pipe, socket, 70_000, 0);
     });
     assert!(cut.load(Ordering::SeqCst));
     let (sent, errno) = (70_000, 0);
@@ -308,19 +307,19 @@ fn a_program_that_stops_gets_its_connection_and_one_that_dies_has_it_reset() {
     let program = bed.program();
     program.send(1, (0, 300_000), File::open(&path).unwrap(), &server);
     let first = given(&bed);
-    let socket = put_there(&bed, &first);
-    program.ask(LibraryRequest::Stop { id: 1 });
+    let socket = restore_at_host(&bed, &first);
+    program.ask(Ask::Stop { id: 1 });
     let pipe = first.pipe;
-    assert_eq!(bed.host.hear(), PipeRequest::Stop { pipe });
-    give_back(&bed, pipe, socket, 0, 0);
+    assert_eq!(bed.host.hear(), FromGuest::Stop { pipe });
+    return_connection(&bed, pipe, socket, 0, 0);
     let (sent, errno) = (0, 0);
     assert_eq!(program.end(), over(1, sent, errno));
     talk(&client, &server);
 
     program.send(2, (0, 300_000), File::open(&path).unwrap(), &server);
     let second = given(&bed);
-    let socket = put_there(&bed, &second);
-    // all that a dead program leaves
+    let socket = restore_at_host(&bed, &second);
+    // nothing is left of a dead program
     drop((program, server));
     let pipe = second.pipe;
     assert_eq!(bed.host.hear(), PipeRequest::Reset { pipe });
@@ -344,7 +343,7 @@ fn a_program_that_stops_gets_its_connection_and_one_that_dies_has_it_reset() {
 }
 
 #[test]
-fn with_the_session_the_connection_is_lost_and_the_file_kept_until_the_next() {
+fn the_end_of_a_session_loses_the_connection_and_keeps_the_file_until_the_next() {
     let bed = Bed::new("");
     let (path, _) = bed.file("page", 300_000);
     let (_client, mut server) = bed.connection();
@@ -377,18 +376,18 @@ fn with_the_session_the_connection_is_lost_and_the_file_kept_until_the_next() {
 }
 
 #[test]
-fn an_agent_that_ends_takes_its_pipes_back_first() {
+fn an_ending_agent_first_gets_its_pipes_back() {
     let mut bed = Bed::new("");
     let (path, _) = bed.file("page", 300_000);
     let (client, server) = bed.connection();
     let program = bed.program();
     program.send(1, (0, 300_000), File::open(&path).unwrap(), &server);
     let given = given(&bed);
-    let socket = put_there(&bed, &given);
-    bed.tell_agent_to_end();
+    let socket = restore_at_host(&bed, &given);
+    bed.terminate_agent();
     let pipe = given.pipe;
-    assert_eq!(bed.host.hear(), PipeRequest::Stop { pipe });
-    give_back(&bed, pipe, socket, 0, 0);
+    assert_eq!(bed.host.hear(), FromGuest::Stop { pipe });
+    return_connection(&bed, pipe, socket, 0, 0);
     let (sent, errno) = (0, 0);
     assert_eq!(program.end(), over(1, sent, errno));
     bed.wait_for_end();

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files of a program beside the agent that a host writes to, past the file system: real sockets, a real ext4, the agent's own
-//! program.
+//! Files that the host writes past the file system: real sockets, a real ext4, the agent's own program.
 #![allow(clippy::unwrap_used)]
 
 mod bed;
@@ -10,7 +9,6 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::PathBuf;
 
 use rustix::fs::{FallocateFlags, IFlags, fallocate, ioctl_getflags, ioctl_setflags};
 use viola_proto::agent::FileMap;
@@ -19,14 +17,14 @@ use viola_proto::pipe::{Endpoint, PipeId, PipeReply, PipeRequest};
 
 use bed::Bed;
 use bed::files::{bytes, is_clean, is_fixed, new};
-use bed::there::{hold, let_go, over, put_one, take_one};
+use bed::handover::{extract_one, hold, over, release, restore_one};
 
-/// Bytes that can be read.
+/// Number of bytes that can be read.
 fn readable(stream: &TcpStream) -> u64 {
     rustix::io::ioctl_fionread(stream).unwrap()
 }
 
-/// What the host has of an upload.
+/// An upload that was handed to the host.
 struct Given {
     pipe: PipeId,
     socket: TcpStream,
@@ -44,7 +42,7 @@ fn given(bed: &Bed) -> Given {
             length,
         } => Given {
             pipe,
-            socket: put_one(bed, source).into(),
+            socket: restore_one(bed, source).into(),
             map,
             offset,
             length,
@@ -54,7 +52,7 @@ fn given(bed: &Bed) -> Given {
 }
 
 impl Given {
-    /// Moves so many bytes at most from the connection to the disk; how many.
+    /// Moves at most `most` bytes from the connection to the disk; returns how many.
     fn work(&mut self, bed: &Bed, most: u64) -> u64 {
         let (mut sent, most) = (0, most.min(self.length));
         let mut piece = vec![0; 60_001];
@@ -70,9 +68,9 @@ impl Given {
         sent
     }
 
-    fn give_back(self, bed: &Bed, server: &TcpStream, sent: u64) {
+    fn return_connection(self, bed: &Bed, server: &TcpStream, sent: u64) {
         let port = server.local_addr().unwrap().port();
-        let source = Some(take_one(bed, self.socket.into(), port));
+        let source = Some(extract_one(bed, self.socket.into(), port));
         let pipe = self.pipe;
         bed.host.say(PipeReply::Finished {
             pipe,
@@ -82,8 +80,8 @@ impl Given {
             errno: 0,
             host_us: 0,
         });
-        assert_eq!(bed.host.hear(), PipeRequest::Restored { pipe });
-        let_go(bed, port);
+        assert_eq!(bed.host.hear(), FromGuest::Taken { pipe });
+        release(bed, port);
     }
 }
 
@@ -92,7 +90,7 @@ fn receive(id: u64, offset: u64, length: u64) -> LibraryRequest {
 }
 
 #[test]
-fn uploads_are_right_wherever_they_go() {
+fn uploads_are_right_at_every_offset() {
     let bed = Bed::full();
     let program = bed.program();
     let (client, server) = bed.connection();
@@ -129,7 +127,7 @@ fn uploads_are_right_wherever_they_go() {
 
         (&client).write_all(&body[..early]).unwrap();
         bed.wait("it has come", |_| readable(&server) == early as u64);
-        program.wish(receive(id, offset, length), &server, &file);
+        program.request(receive(id, offset, length), &server, &file);
         let pipe = hold(&bed);
         let mut given = given(&bed);
         assert_eq!((given.pipe, given.length), (pipe, length - early as u64));
@@ -140,19 +138,19 @@ fn uploads_are_right_wherever_they_go() {
             to.write_all(&rest).unwrap();
             to.write_all(b"next").unwrap();
         });
-        // whoever looks at it meanwhile sees what was there, and must not see that afterwards
+        // a reader caches the old bytes meanwhile, and must not see them afterwards
         let _ = std::fs::read(&path).unwrap();
         let sent = given.work(&bed, u64::MAX);
         assert_eq!(sent, given.length);
         let _ = std::fs::read(&path).unwrap();
         sender.join().unwrap();
-        given.give_back(&bed, &server, sent);
-        assert_eq!(program.end(), over(id, length, LostConnections::NONE));
+        given.return_connection(&bed, &server, sent);
+        assert_eq!(program.end(), over(id, length, Lost::NONE));
         let is = std::fs::read(&path).unwrap();
         assert_eq!(is.len(), wanted.len(), "{n}");
         assert!(is == wanted, "{n}: other bytes");
         assert!(!is_fixed(&path) && is_clean(&bed));
-        // and past the kernel's memory, too
+        // and with O_DIRECT
         sync(&file);
         let mut direct = Vec::new();
         (&file).seek(SeekFrom::Start(0)).unwrap();
@@ -169,7 +167,7 @@ fn uploads_are_right_wherever_they_go() {
     assert_eq!((status.pipes, status.bytes), (cases.len() as u64, all));
 }
 
-/// Brings a file to the disk, and forgets it.
+/// Syncs a file and drops its cached pages.
 fn sync(file: &File) {
     file.sync_all().unwrap();
     rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
@@ -183,7 +181,7 @@ fn nobody_changes_the_file_while_the_host_writes_to_it() {
     let path = bed.path("srv/upload");
     let file = new(&path);
     file.write_all_at(&bytes(50_000), 0).unwrap();
-    program.wish(receive(1, 10, 80_000), &server, &file);
+    program.request(receive(1, 10, 80_000), &server, &file);
     hold(&bed);
     let given = given(&bed);
     let eperm = |result: std::io::Result<()>| {
@@ -191,7 +189,7 @@ fn nobody_changes_the_file_while_the_host_writes_to_it() {
     };
     let other = bed.path("srv/other");
     std::fs::write(&other, b"other").unwrap();
-    // the descriptor is an old one
+    // a descriptor that was open before
     eperm(file.write_all_at(b"x", 20));
     eperm(file.set_len(20));
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -201,20 +199,20 @@ fn nobody_changes_the_file_while_the_host_writes_to_it() {
     eperm(std::fs::rename(&other, &path));
     eperm(std::fs::rename(&path, bed.path("srv/away")));
     eperm(File::options().write(true).open(&path).map(drop));
-    // nor does another pipe
+    // nor can another pipe
     let (_client, second) = bed.connection();
-    program.wish(receive(2, 0, 10), &second, &file);
+    program.request(receive(2, 0, 10), &second, &file);
     let errno = libc::EAGAIN;
-    assert_eq!(program.end(), LibraryReply::Refused { id: 2, errno });
-    given.give_back(&bed, &server, 0);
-    assert_eq!(program.end(), over(1, 0, LostConnections::NONE));
+    assert_eq!(program.end(), Answer::Refused { id: 2, errno });
+    given.return_connection(&bed, &server, 0);
+    assert_eq!(program.end(), over(1, 0, Lost::NONE));
     assert!(std::fs::read(&path).unwrap() == bytes(50_000));
     file.write_all_at(b"x", 20).unwrap();
     std::fs::rename(&other, &path).unwrap();
 }
 
 #[test]
-fn an_upload_that_ends_early_leaves_what_has_come() {
+fn an_upload_that_ends_early_leaves_its_first_bytes() {
     let bed = Bed::full();
     let program = bed.program();
     let (mut client, server) = bed.connection();
@@ -224,45 +222,45 @@ fn an_upload_that_ends_early_leaves_what_has_come() {
     // stopped while the host has it
     client.write_all(&body[..3000]).unwrap();
     bed.wait("it has come", |_| readable(&server) == 3000);
-    program.wish(receive(1, 1000, 1_000_000), &server, &file);
+    program.request(receive(1, 1000, 1_000_000), &server, &file);
     hold(&bed);
     let mut one = given(&bed);
     client.write_all(&body[3000..200_000]).unwrap();
     let sent = one.work(&bed, 197_000);
     program.ask(LibraryRequest::Stop { id: 1 });
     let pipe = one.pipe;
-    assert_eq!(bed.host.hear(), PipeRequest::Stop { pipe });
-    one.give_back(&bed, &server, sent);
-    assert_eq!(program.end(), over(1, 200_000, LostConnections::NONE));
+    assert_eq!(bed.host.hear(), FromGuest::Stop { pipe });
+    one.return_connection(&bed, &server, sent);
+    assert_eq!(program.end(), over(1, 200_000, Lost::NONE));
     let is = std::fs::read(&path).unwrap();
     assert!(is.len() == 201_000 && is[1000..] == body[..200_000] && is[..1000] == [0; 1000]);
-    // all has come before the host has it: it is in the file, too
+    // everything arrives before the host gets it: the agent writes it
     client.write_all(&body[200_000..230_000]).unwrap();
     bed.wait("it has come", |_| readable(&server) == 30_000);
-    program.wish(receive(2, 201_000, 30_000), &server, &file);
+    program.request(receive(2, 201_000, 30_000), &server, &file);
     let pipe = hold(&bed);
-    assert_eq!(bed.host.hear(), PipeRequest::Stop { pipe });
-    let_go(&bed, server.local_addr().unwrap().port());
-    assert_eq!(program.end(), over(2, 30_000, LostConnections::NONE));
+    assert_eq!(bed.host.hear(), FromGuest::Stop { pipe });
+    release(&bed, server.local_addr().unwrap().port());
+    assert_eq!(program.end(), over(2, 30_000, Lost::NONE));
     assert!(std::fs::read(&path).unwrap()[1000..] == body[..230_000]);
     // the peer ends
     client.write_all(&body[230_000..240_000]).unwrap();
     bed.wait("it has come", |_| readable(&server) == 10_000);
-    program.wish(receive(3, 231_000, 300_000), &server, &file);
+    program.request(receive(3, 231_000, 300_000), &server, &file);
     hold(&bed);
     let mut three = given(&bed);
     client.write_all(&body[240_000..]).unwrap();
     client.shutdown(Shutdown::Write).unwrap();
     let sent = three.work(&bed, u64::MAX);
-    three.give_back(&bed, &server, sent);
-    assert_eq!(program.end(), over(3, 270_000, LostConnections::NONE));
+    three.return_connection(&bed, &server, sent);
+    assert_eq!(program.end(), over(3, 270_000, Lost::NONE));
     assert!(std::fs::read(&path).unwrap()[1000..] == body[..]);
     assert_eq!((&server).read(&mut [0; 1]).unwrap(), 0);
     assert!(!is_fixed(&path) && is_clean(&bed));
 }
 
 #[test]
-fn a_file_that_is_still_made_ready_is_given_up_at_once() {
+fn a_stop_during_preparation_is_immediate() {
     let bed = Bed::full();
     let program = bed.program();
     let (_client, server) = bed.connection();
@@ -270,24 +268,24 @@ fn a_file_that_is_still_made_ready_is_given_up_at_once() {
     let file = new(&path);
     file.write_all_at(&bytes(5000), 0).unwrap();
     for id in 1..=3 {
-        program.wish(receive(id, 4000, 40 << 20), &server, &file);
-        program.ask(LibraryRequest::Stop { id });
-        assert_eq!(program.end(), over(id, 0, LostConnections::NONE));
+        program.request(receive(id, 4000, 40 << 20), &server, &file);
+        program.ask(Ask::Stop { id });
+        assert_eq!(program.end(), over(id, 0, Lost::NONE));
         assert!(!is_fixed(&path) && is_clean(&bed));
         assert!(std::fs::read(&path).unwrap() == bytes(5000));
     }
 }
 
 #[test]
-fn a_program_that_goes_or_a_host_that_does_not_want_it_leaves_a_file_as_it_was() {
+fn a_gone_program_or_a_refusing_host_leaves_the_file_as_it_was() {
     let bed = Bed::full();
     let (_client, server) = bed.connection();
     let path = bed.path("srv/upload");
     let file = new(&path);
     file.write_all_at(&bytes(5000), 0).unwrap();
     let program = bed.program();
-    program.wish(receive(1, 5000, 100_000), &server, &file);
-    let PipeRequest::Hold { pipe, .. } = bed.host.hear() else {
+    program.request(receive(1, 5000, 100_000), &server, &file);
+    let FromGuest::Hold { pipe, .. } = bed.host.hear() else {
         panic!("not held");
     };
     assert!(is_fixed(&path));
@@ -297,18 +295,18 @@ fn a_program_that_goes_or_a_host_that_does_not_want_it_leaves_a_file_as_it_was()
     assert_eq!(program.end(), LibraryReply::Refused { id: 1, errno });
     assert!(!is_fixed(&path) && is_clean(&bed));
     assert!(std::fs::read(&path).unwrap() == bytes(5000));
-    // gone while it is held
-    program.wish(receive(2, 5000, 100_000), &server, &file);
-    let PipeRequest::Hold { pipe, .. } = bed.host.hear() else {
+    // gone while the source is held
+    program.request(receive(2, 5000, 100_000), &server, &file);
+    let FromGuest::Hold { pipe, .. } = bed.host.hear() else {
         panic!("not held");
     };
     drop(program);
     assert_eq!(bed.host.hear(), PipeRequest::Stop { pipe });
     bed.wait("it is let go", |bed| is_clean(bed) && !is_fixed(&path));
     assert!(std::fs::read(&path).unwrap() == bytes(5000));
-    // and while the host has it
+    // gone while the host has it
     let program = bed.program();
-    program.wish(receive(3, 5000, 100_000), &server, &file);
+    program.request(receive(3, 5000, 100_000), &server, &file);
     hold(&bed);
     let given = given(&bed);
     drop(program);
@@ -331,15 +329,15 @@ fn a_program_that_goes_or_a_host_that_does_not_want_it_leaves_a_file_as_it_was()
 }
 
 #[test]
-fn a_file_stays_fixed_until_no_host_can_write_to_it_any_more() {
+fn a_file_stays_immutable_until_no_host_can_write_it() {
     let mut bed = Bed::full();
     let (_client, server) = bed.connection();
     let path = bed.path("srv/upload");
     let file = new(&path);
     file.write_all_at(&bytes(5000), 0).unwrap();
-    // the session ends: until the next
+    // the session ends: immutable until the next one
     let program = bed.program();
-    program.wish(receive(1, 5000, 100_000), &server, &file);
+    program.request(receive(1, 5000, 100_000), &server, &file);
     hold(&bed);
     let one = given(&bed);
     let pipe = one.pipe;
@@ -358,9 +356,9 @@ fn a_file_stays_fixed_until_no_host_can_write_to_it_any_more() {
     assert!(!is_fixed(&path) && is_clean(&bed));
     assert!(std::fs::read(&path).unwrap() == [bytes(5000), bytes(70)].concat());
 
-    // the agent is killed: until another one is in a session
+    // the agent is killed: immutable until the next one has a session
     let (_client, server) = bed.connection();
-    program.wish(receive(2, 5070, 100_000), &server, &file);
+    program.request(receive(2, 5070, 100_000), &server, &file);
     hold(&bed);
     let two = given(&bed);
     bed.host.write(&two.map, two.offset, &bytes(100));
@@ -374,10 +372,10 @@ fn a_file_stays_fixed_until_no_host_can_write_to_it_any_more() {
     bed.wait("it is let go", is_clean);
     assert!(!is_fixed(&path));
     assert!(std::fs::read(&path).unwrap() == [bytes(5000), bytes(70)].concat());
-    // and one that is there no more keeps nobody
+    // a deleted file delays nothing
     let program = bed.program();
     let (_client, server) = bed.connection();
-    program.wish(receive(3, 5070, 100_000), &server, &file);
+    program.request(receive(3, 5070, 100_000), &server, &file);
     hold(&bed);
     let _three = given(&bed);
     bed.kill_agent();
@@ -391,7 +389,7 @@ fn a_file_stays_fixed_until_no_host_can_write_to_it_any_more() {
 }
 
 #[test]
-fn what_the_host_cannot_write_to_is_left_to_the_program() {
+fn files_that_the_host_cannot_write_are_refused() {
     let bed = Bed::full();
     let program = bed.program();
     let (_client, server) = bed.connection();
@@ -402,8 +400,8 @@ fn what_the_host_cannot_write_to_is_left_to_the_program() {
     let mut id = 0;
     let mut refused = |file: &File, part: (u64, u64), errno: i32, what: &str| {
         id += 1;
-        program.wish(receive(id, part.0, part.1), &server, file);
-        assert_eq!(program.end(), LibraryReply::Refused { id, errno }, "{what}");
+        program.request(receive(id, part.0, part.1), &server, file);
+        assert_eq!(program.end(), Answer::Refused { id, errno }, "{what}");
     };
     let never = libc::EOPNOTSUPP;
     let some = (0, 9000);
@@ -417,10 +415,10 @@ fn what_the_host_cannot_write_to_is_left_to_the_program() {
     refused(&elsewhere, some, never, "not of [pipe] into");
     refused(&file, (0, 0), libc::EINVAL, "no bytes");
     refused(&file, (u64::MAX, 2), libc::EINVAL, "bytes that cannot be");
-    // more than there is: and nothing of it is left
+    // more than there is room for: nothing is left of it
     refused(&file, (50_000, 1 << 30), libc::EAGAIN, "no room");
     assert_eq!(file.metadata().unwrap().len(), 100_000);
-    // what may be done by a write, and not by the host
+    // files that a write may change but the host may not
     let flags = ioctl_getflags(&file).unwrap();
     ioctl_setflags(&file, flags | IFlags::APPEND).unwrap();
     refused(&file, some, never, "append only");
@@ -443,7 +441,7 @@ fn what_the_host_cannot_write_to_is_left_to_the_program() {
     assert!(std::fs::read(&path).unwrap() == bytes(100_000));
 }
 
-/// A file's first page in a program's memory.
+/// A file's first page, mapped by a program.
 struct Mapped(*mut libc::c_void);
 
 impl Mapped {
@@ -486,96 +484,17 @@ fn a_program_that_maps_the_file_meanwhile_sees_what_the_host_has_written() {
     let (mut client, server) = bed.connection();
     let path = bed.path("srv/upload");
     let file = new(&path);
-    program.wish(receive(1, 0, 20_000), &server, &file);
+    program.request(receive(1, 0, 20_000), &server, &file);
     hold(&bed);
     let mut given = given(&bed);
     let map = Mapped::new(&File::open(&path).unwrap());
     assert_eq!(map.first(), 0);
     client.write_all(&bytes(20_000)).unwrap();
     let sent = given.work(&bed, u64::MAX);
-    given.give_back(&bed, &server, sent);
-    assert_eq!(program.end(), over(1, 20_000, LostConnections::NONE));
+    given.return_connection(&bed, &server, sent);
+    assert_eq!(program.end(), over(1, 20_000, Lost::NONE));
     assert_eq!(map.first(), bytes(1)[0]);
     assert!(std::fs::read(&path).unwrap() == bytes(20_000));
     sync(&file);
     assert!(std::fs::read(&path).unwrap() == bytes(20_000));
-}
-
-/// The host copies a part of a file into another one; how many bytes it says that it has copied.
-fn copied(bed: &Bed, most: usize) -> u64 {
-    let PipeRequest::Start {
-        pipe,
-        source: Endpoint::File { map, offset, .. },
-        sink:
-            Endpoint::File {
-                map: to_map,
-                offset: to,
-                ..
-            },
-        length,
-    } = bed.host.hear()
-    else {
-        panic!("no copy");
-    };
-    let all = bed.host.bytes(&map, offset, length);
-    let some = &all[..all.len().min(most)];
-    bed.host.write(&to_map, to, some);
-    let sent = some.len() as u64;
-    let (source, sink, errno) = (None, None, 0);
-    bed.host.say(PipeReply::Finished {
-        pipe,
-        source,
-        sink,
-        sent,
-        errno,
-        host_us: 0,
-    });
-    sent
-}
-
-#[test]
-fn a_file_is_copied_into_another_one() {
-    let bed = Bed::full();
-    let program = bed.program();
-    let (from, body) = bed.file("from", 400_000);
-    let path: PathBuf = bed.path("srv/to");
-    let file = new(&path);
-    file.write_all_at(&bytes(1000), 0).unwrap();
-    let copy = |id, offset, length, to| LibraryRequest::Copy {
-        id,
-        offset,
-        length,
-        to,
-    };
-    let source = File::open(&from).unwrap();
-    program.wish(copy(1, 777, 300_000, 1000), &source, &file);
-    assert_eq!(copied(&bed, usize::MAX), 300_000);
-    assert_eq!(program.end(), over(1, 300_000, LostConnections::NONE));
-    let wanted = [&bytes(1000)[..], &body[777..300_777]].concat();
-    assert!(std::fs::read(&path).unwrap() == wanted);
-    // a part of it only: the file ends with it
-    program.wish(copy(2, 0, 400_000, 301_000), &source, &file);
-    assert_eq!(copied(&bed, 5001), 5001);
-    assert_eq!(program.end(), over(2, 5001, LostConnections::NONE));
-    assert!(std::fs::read(&path).unwrap() == [&wanted[..], &body[..5001]].concat());
-    // not into itself, not from what somebody writes to, and no bytes that are not there
-    for (id, errno, range, source) in [
-        (3, libc::EAGAIN, (0, 10), File::open(&path).unwrap()),
-        (4, libc::EINVAL, (399_999, 2), source.try_clone().unwrap()),
-    ] {
-        program.wish(copy(id, range.0, range.1, 0), &source, &file);
-        assert_eq!(program.end(), LibraryReply::Refused { id, errno });
-    }
-    assert!(!is_fixed(&path) && is_clean(&bed));
-    // the session ends: the program hears it when no host can write any more
-    program.wish(copy(5, 0, 400_000, 0), &source, &file);
-    let PipeRequest::Start { .. } = bed.host.hear() else {
-        panic!("no copy");
-    };
-    bed.host.hang_up();
-    bed.begin_session();
-    assert_eq!(program.end(), over(5, 0, LostConnections::NONE));
-    assert!(!is_fixed(&path) && is_clean(&bed));
-    let status = bed.status();
-    assert_eq!((status.pipes, status.bytes), (3, 305_001));
 }

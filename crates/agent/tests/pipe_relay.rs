@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Connections of a program beside the agent, one of which is sent down the other one by a host: real sockets, the agent's own
-//! program.
+//! Two connections of a program that the host relays: real sockets, the agent's own program.
 #![allow(clippy::unwrap_used)]
 
 mod bed;
@@ -14,16 +13,16 @@ use viola_proto::pipe::library::{LibraryReply, LibraryRequest, LostConnections};
 use viola_proto::pipe::{PipeId, PipeReply, PipeRequest};
 
 use bed::Bed;
-use bed::there::{hold, let_go, over, put_one, sent_again, take_one};
+use bed::handover::{extract_one, hold, over, release, restore_one, sent_again};
 
-/// The byte at each place of a stream.
+/// The byte at a position of the stream.
 fn bytes(from: usize, count: usize) -> Vec<u8> {
     (from..from + count)
         .map(|at| ((at as u32).wrapping_mul(2_654_435_761) >> 24) as u8)
         .collect()
 }
 
-/// Writes so many bytes without a pause.
+/// Writes `count` bytes without a pause.
 fn speak(mut to: TcpStream, count: usize) -> JoinHandle<TcpStream> {
     std::thread::spawn(move || {
         let mut at = 0;
@@ -36,7 +35,7 @@ fn speak(mut to: TcpStream, count: usize) -> JoinHandle<TcpStream> {
     })
 }
 
-/// Reads so many bytes, which must be those.
+/// Reads bytes and checks them.
 fn listen(from: &TcpStream, begin: usize, count: usize) -> JoinHandle<()> {
     let mut from = from.try_clone().unwrap();
     std::thread::spawn(move || {
@@ -46,7 +45,7 @@ fn listen(from: &TcpStream, begin: usize, count: usize) -> JoinHandle<()> {
     })
 }
 
-/// Bytes that can be read.
+/// Number of bytes that can be read.
 fn readable(stream: &TcpStream) -> u64 {
     rustix::io::ioctl_fionread(stream).unwrap()
 }
@@ -87,8 +86,8 @@ impl Proxy {
                 length,
             } => {
                 assert_eq!(pipe, held);
-                let sink = TcpStream::from(put_one(&self.bed, sink));
-                let source = TcpStream::from(put_one(&self.bed, source));
+                let sink = TcpStream::from(restore_one(&self.bed, sink));
+                let source = TcpStream::from(restore_one(&self.bed, source));
                 Given {
                     pipe,
                     source,
@@ -100,7 +99,7 @@ impl Proxy {
         }
     }
 
-    /// Both connections work.
+    /// Checks both connections.
     fn talk(&self) {
         for (client, server) in [(&self.speaker, &self.source), (&self.hearer, &self.sink)] {
             let mut five = [0; 5];
@@ -112,14 +111,14 @@ impl Proxy {
         }
     }
 
-    fn give_back(&self, given: Given, sent: u64) {
+    fn return_connection(&self, given: Given, sent: u64) {
         let (from, to) = (port(&self.source), port(&self.sink));
         let Given {
             pipe, source, sink, ..
         } = given;
-        let sink = Some(take_one(&self.bed, sink.into(), to));
-        let source = Some(take_one(&self.bed, source.into(), from));
-        self.bed.host.say(PipeReply::Finished {
+        let sink = Some(extract_one(&self.bed, sink.into(), to));
+        let source = Some(extract_one(&self.bed, source.into(), from));
+        self.bed.host.say(ToGuest::Back {
             pipe,
             source,
             sink,
@@ -127,13 +126,13 @@ impl Proxy {
             errno: 0,
             host_us: 0,
         });
-        assert_eq!(self.bed.host.hear(), PipeRequest::Restored { pipe });
-        let_go(&self.bed, from);
-        let_go(&self.bed, to);
+        assert_eq!(self.bed.host.hear(), FromGuest::Taken { pipe });
+        release(&self.bed, from);
+        release(&self.bed, to);
     }
 }
 
-/// What the host has.
+/// A relay that was handed to the host.
 struct Given {
     pipe: PipeId,
     source: TcpStream,
@@ -142,7 +141,7 @@ struct Given {
 }
 
 impl Given {
-    /// Moves bytes, all that are wanted or so many; how many.
+    /// Moves bytes, all or at most `most`; returns how many.
     fn work(&mut self, most: u64) -> u64 {
         let (mut sent, most) = (0, most.min(self.length));
         let mut piece = vec![0; 64 << 10];
@@ -168,7 +167,7 @@ fn a_sender_that_never_stops_loses_nothing() {
     const ALL: usize = FIRST + HOST + 5_000_000;
     let sender = speak(proxy.speaker.try_clone().unwrap(), ALL);
     let hearer = listen(&proxy.hearer, FIRST, HOST);
-    // in full flow before it is given
+    // the client sends at full speed before the hand-over
     let mut first = vec![0; FIRST];
     proxy.source.read_exact(&mut first).unwrap();
     assert!(first == bytes(0, FIRST));
@@ -176,8 +175,8 @@ fn a_sender_that_never_stops_loses_nothing() {
         rustix::io::ioctl_fionread(&proxy.source).unwrap() > 0
     });
     let length = HOST as u64;
-    let ask = LibraryRequest::Relay { id: 1, length };
-    program.wish(ask, &proxy.source, &proxy.sink);
+    let ask = Ask::Relay { id: 1, length };
+    program.request(ask, &proxy.source, &proxy.sink);
     let pipe = hold(&proxy.bed);
     let mut given = proxy.given(pipe);
     let by_agent = length - given.length;
@@ -191,20 +190,20 @@ fn a_sender_that_never_stops_loses_nothing() {
         sent: by_agent + 1,
     };
     assert_eq!(program.answer(), Some(sent_by_one));
-    // it goes on sending: what comes now cannot be read at the host, and is the program's again
+    // the client continues: bytes that the host does not read any more go back to the program
     let (from, mut rest) = (port(&proxy.source), Vec::new());
-    proxy.bed.wire.lead_one(from, bed::wire::Way::Kept);
+    proxy.bed.wire.redirect_port(from, bed::wire::Route::Held);
     proxy.bed.wire.settle();
     given.source.set_nonblocking(true).unwrap();
     let _ = given.source.read_to_end(&mut rest);
-    proxy.give_back(given, sent);
-    assert_eq!(program.end(), over(1, length, LostConnections::NONE));
+    proxy.return_connection(given, sent);
+    assert_eq!(program.end(), over(1, length, Lost::NONE));
     let mut last = vec![0; ALL - FIRST - HOST - rest.len()];
     proxy.source.read_exact(&mut last).unwrap();
     let speaker = sender.join().unwrap();
     assert!([rest, last].concat() == bytes(FIRST + HOST, ALL - FIRST - HOST));
     let again = sent_again(&speaker);
-    // a few overtake others on their way; a window that was lost would be more than a thousand
+    // a few segments overtake others; a lost window would be more than a thousand
     assert!(again < 300, "{again} segments were sent again");
     proxy.talk();
     let status = proxy.bed.status();
@@ -212,11 +211,11 @@ fn a_sender_that_never_stops_loses_nothing() {
 }
 
 #[test]
-fn a_peer_that_does_not_read_is_waited_for_and_then_left_to_the_program() {
+fn a_peer_that_does_not_read_is_refused_after_a_timeout() {
     let mut proxy = Proxy::new();
     let program = proxy.bed.program();
     proxy.speaker.write_all(&bytes(0, 20_000)).unwrap();
-    // the sink is full of what nobody reads
+    // the sink is full, since its peer does not read
     proxy.sink.set_nonblocking(true).unwrap();
     let mut full = 0;
     for _ in 0..20 {
@@ -226,11 +225,11 @@ fn a_peer_that_does_not_read_is_waited_for_and_then_left_to_the_program() {
         std::thread::sleep(Duration::from_millis(20));
     }
     let length = 1 << 30;
-    let ask = LibraryRequest::Relay { id: 1, length };
-    program.wish(ask, &proxy.source, &proxy.sink);
+    let ask = Ask::Relay { id: 1, length };
+    program.request(ask, &proxy.source, &proxy.sink);
     let pipe = hold(&proxy.bed);
-    assert_eq!(proxy.bed.host.hear(), PipeRequest::Stop { pipe });
-    let_go(&proxy.bed, port(&proxy.source));
+    assert_eq!(proxy.bed.host.hear(), FromGuest::Stop { pipe });
+    release(&proxy.bed, port(&proxy.source));
     let errno = libc::EAGAIN;
     assert_eq!(program.end(), LibraryReply::Refused { id: 1, errno });
     proxy.sink.set_nonblocking(false).unwrap();
@@ -264,11 +263,7 @@ fn a_peer_that_reads_slowly_gets_everything_in_its_order() {
         .bed
         .wait("it has come", |_| readable(&proxy.source) > 50_000);
     let length = ALL as u64;
-    program.wish(
-        LibraryRequest::Relay { id: 1, length },
-        &proxy.source,
-        &proxy.sink,
-    );
+    program.request(Ask::Relay { id: 1, length }, &proxy.source, &proxy.sink);
     let pipe = hold(&proxy.bed);
     assert!(proxy.bed.host.is_quiet(), "given with full queues");
     let hearer = std::thread::spawn({
@@ -289,14 +284,14 @@ fn a_peer_that_reads_slowly_gets_everything_in_its_order() {
     assert_eq!(sent, given.length);
     sender.join().unwrap();
     hearer.join().unwrap();
-    proxy.give_back(given, sent);
-    assert_eq!(program.end(), over(1, length, LostConnections::NONE));
+    proxy.return_connection(given, sent);
+    assert_eq!(program.end(), over(1, length, Lost::NONE));
     proxy.talk();
 }
 
 #[test]
-fn the_sources_end_is_the_end_wherever_it_comes() {
-    // before the host has it
+fn the_end_of_the_source_ends_the_pipe_in_every_state() {
+    // before the hand-over
     let mut proxy = Proxy::new();
     let program = proxy.bed.program();
     let hearer = listen(&proxy.hearer, 0, 20_000);
@@ -306,18 +301,18 @@ fn the_sources_end_is_the_end_wherever_it_comes() {
         id,
         length: 1 << 40,
     };
-    program.wish(relay(1), &proxy.source, &proxy.sink);
+    program.request(relay(1), &proxy.source, &proxy.sink);
     let pipe = hold(&proxy.bed);
-    assert_eq!(proxy.bed.host.hear(), PipeRequest::Stop { pipe });
-    let_go(&proxy.bed, port(&proxy.source));
-    assert_eq!(program.end(), over(1, 20_000, LostConnections::NONE));
+    assert_eq!(proxy.bed.host.hear(), FromGuest::Stop { pipe });
+    release(&proxy.bed, port(&proxy.source));
+    assert_eq!(program.end(), over(1, 20_000, Lost::NONE));
     hearer.join().unwrap();
     assert_eq!(proxy.source.read(&mut [0; 1]).unwrap(), 0);
 
-    // while it has it
+    // while the host has it
     let (speaker, source) = proxy.bed.connection();
     (proxy.speaker, proxy.source) = (speaker, source);
-    program.wish(relay(2), &proxy.source, &proxy.sink);
+    program.request(relay(2), &proxy.source, &proxy.sink);
     let pipe = hold(&proxy.bed);
     let mut given = proxy.given(pipe);
     let hearer = listen(&proxy.hearer, 0, 3_000_000);
@@ -326,8 +321,8 @@ fn the_sources_end_is_the_end_wherever_it_comes() {
     assert_eq!(given.work(u64::MAX), 3_000_000);
     end.join().unwrap();
     hearer.join().unwrap();
-    proxy.give_back(given, 3_000_000);
-    assert_eq!(program.end(), over(2, 3_000_000, LostConnections::NONE));
+    proxy.return_connection(given, 3_000_000);
+    assert_eq!(program.end(), over(2, 3_000_000, Lost::NONE));
     assert_eq!(proxy.source.read(&mut [0; 1]).unwrap(), 0);
 }
 
@@ -340,8 +335,8 @@ fn a_program_may_stop_or_go_in_every_state() {
     };
     let program = proxy.bed.program();
     // while the host is asked to hold it
-    program.wish(relay(1), &proxy.source, &proxy.sink);
-    let PipeRequest::Hold { pipe, .. } = proxy.bed.host.hear() else {
+    program.request(relay(1), &proxy.source, &proxy.sink);
+    let FromGuest::Hold { pipe, .. } = proxy.bed.host.hear() else {
         panic!("not held");
     };
     program.ask(LibraryRequest::Stop { id: 1 });
@@ -349,25 +344,25 @@ fn a_program_may_stop_or_go_in_every_state() {
     assert_eq!(program.end(), over(1, 0, LostConnections::NONE));
     proxy.talk();
     // while the host has it
-    program.wish(relay(2), &proxy.source, &proxy.sink);
+    program.request(relay(2), &proxy.source, &proxy.sink);
     let pipe = hold(&proxy.bed);
     let given = proxy.given(pipe);
-    program.ask(LibraryRequest::Stop { id: 2 });
-    assert_eq!(proxy.bed.host.hear(), PipeRequest::Stop { pipe });
-    proxy.give_back(given, 0);
-    assert_eq!(program.end(), over(2, 0, LostConnections::NONE));
+    program.ask(Ask::Stop { id: 2 });
+    assert_eq!(proxy.bed.host.hear(), FromGuest::Stop { pipe });
+    proxy.return_connection(given, 0);
+    assert_eq!(program.end(), over(2, 0, Lost::NONE));
     proxy.talk();
-    // one that is gone, while it is held
-    program.wish(relay(3), &proxy.source, &proxy.sink);
-    let PipeRequest::Hold { pipe, .. } = proxy.bed.host.hear() else {
+    // a gone program, while the source is held
+    program.request(relay(3), &proxy.source, &proxy.sink);
+    let FromGuest::Hold { pipe, .. } = proxy.bed.host.hear() else {
         panic!("not held");
     };
     drop(program);
     assert_eq!(proxy.bed.host.hear(), PipeRequest::Stop { pipe });
     proxy.talk();
-    // and while the host has it
+    // a gone program, while the host has it
     let program = proxy.bed.program();
-    program.wish(relay(4), &proxy.source, &proxy.sink);
+    program.request(relay(4), &proxy.source, &proxy.sink);
     let pipe = hold(&proxy.bed);
     let _given = proxy.given(pipe);
     drop(program);
@@ -388,19 +383,19 @@ fn a_program_may_stop_or_go_in_every_state() {
 }
 
 #[test]
-fn a_side_that_does_not_come_back_is_lost_and_the_other_goes_on() {
+fn a_side_that_is_not_returned_is_lost_and_the_other_continues() {
     let proxy = Proxy::new();
     let program = proxy.bed.program();
     let ask = LibraryRequest::Relay {
         id: 1,
         length: 1 << 20,
     };
-    program.wish(ask, &proxy.source, &proxy.sink);
+    program.request(ask, &proxy.source, &proxy.sink);
     let pipe = hold(&proxy.bed);
     let given = proxy.given(pipe);
     let from = port(&proxy.source);
-    let source = Some(take_one(&proxy.bed, given.source.into(), from));
-    proxy.bed.host.say(PipeReply::Finished {
+    let source = Some(extract_one(&proxy.bed, given.source.into(), from));
+    proxy.bed.host.say(ToGuest::Back {
         pipe,
         source,
         sink: None,
@@ -408,21 +403,21 @@ fn a_side_that_does_not_come_back_is_lost_and_the_other_goes_on() {
         errno: libc::EPIPE,
         host_us: 0,
     });
-    assert_eq!(proxy.bed.host.hear(), PipeRequest::Restored { pipe });
-    let_go(&proxy.bed, from);
+    assert_eq!(proxy.bed.host.hear(), FromGuest::Taken { pipe });
+    release(&proxy.bed, from);
     let (source, sink) = (false, true);
     assert_eq!(program.end(), over(1, 0, LostConnections { source, sink }));
     assert!((&proxy.sink).write(b"x").is_err());
     (&proxy.speaker).write_all(b"hello").unwrap();
     let mut five = [0; 5];
     (&proxy.source).read_exact(&mut five).unwrap();
-    // with the session both are
+    // the end of the session loses both
     let (_client, other) = proxy.bed.connection();
     let ask = LibraryRequest::Relay {
         id: 2,
         length: 1 << 20,
     };
-    program.wish(ask, &proxy.source, &other);
+    program.request(ask, &proxy.source, &other);
     hold(&proxy.bed);
     let PipeRequest::Start { .. } = proxy.bed.host.hear() else {
         panic!("not given");
@@ -434,13 +429,13 @@ fn a_side_that_does_not_come_back_is_lost_and_the_other_goes_on() {
 }
 
 #[test]
-fn what_cannot_be_relayed_is_left_to_the_program() {
+fn relays_that_cannot_be_made_are_refused() {
     let bed = Bed::new("");
     let (_client, one) = bed.connection();
     let (_client, two) = bed.connection();
     let program = bed.program();
-    let relay = |id, length| LibraryRequest::Relay { id, length };
-    program.wish(relay(1, 1), &one, &two);
+    let relay = |id, length| Ask::Relay { id, length };
+    program.request(relay(1, 1), &one, &two);
     let errno = libc::EOPNOTSUPP;
     assert_eq!(program.end(), LibraryReply::Refused { id: 1, errno });
     drop(bed);
@@ -448,14 +443,14 @@ fn what_cannot_be_relayed_is_left_to_the_program() {
     let (_client, one) = bed.connection();
     let (_client, two) = bed.connection();
     let program = bed.program();
-    program.wish(relay(1, 1), &one, one.try_clone().unwrap());
-    assert_eq!(program.end(), LibraryReply::Refused { id: 1, errno });
-    program.wish(relay(2, 0), &one, &two);
+    program.request(relay(1, 1), &one, one.try_clone().unwrap());
+    assert_eq!(program.end(), Answer::Refused { id: 1, errno });
+    program.request(relay(2, 0), &one, &two);
     let errno = libc::EINVAL;
-    assert_eq!(program.end(), LibraryReply::Refused { id: 2, errno });
-    // the host may not want it either
-    program.wish(relay(3, 1), &one, &two);
-    let PipeRequest::Hold { pipe, .. } = bed.host.hear() else {
+    assert_eq!(program.end(), Answer::Refused { id: 2, errno });
+    // the host may refuse it
+    program.request(relay(3, 1), &one, &two);
+    let FromGuest::Hold { pipe, .. } = bed.host.hear() else {
         panic!("not held");
     };
     let why = "no".to_owned();

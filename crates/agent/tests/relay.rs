@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks by a byte stream, with the kernel's own FUSE: agent and worker on one host. Needs root and
-//! /dev/fuse.
+//! Blocks over a byte stream through the kernel's FUSE, agent and worker on one host. Needs root and /dev/fuse.
 #![allow(clippy::unwrap_used)]
 
 mod worker;
@@ -43,7 +42,7 @@ fn rig(uid: u32) -> Rig {
 }
 
 impl Rig {
-    /// Runs a command where the mount is.
+    /// Runs a command in the mount's namespace.
     fn run_as(&self, uid: u32, command: &str) -> std::process::Output {
         let mut inside = self.namespace.command();
         inside.args(["setpriv", "--clear-groups"]);
@@ -56,7 +55,7 @@ impl Rig {
     }
 }
 
-/// Numbers that look random.
+/// Pseudorandom numbers.
 struct Dice(u64);
 
 impl Dice {
@@ -149,7 +148,7 @@ fn the_mount_is_read_only_for_one_user_and_has_what_a_virtio_fs_mount_has() {
 }
 
 #[test]
-fn a_stream_that_is_cut_under_load_gives_errors_and_no_other_bytes_and_files_stay_open() {
+fn a_stream_cut_under_load_gives_errors_no_wrong_bytes_and_keeps_files_open() {
     let mut rig = rig(0);
     // past the page cache, so that every read is a request
     let files: Vec<File> = (0..BLOCKS).map(|id| direct(&rig.agent.block(id))).collect();
@@ -199,7 +198,7 @@ fn a_stream_that_is_cut_under_load_gives_errors_and_no_other_bytes_and_files_sta
     assert!(rig.agent.status().contains("9 sessions"));
 }
 
-/// The next read comes from the host.
+/// Drops the file's cached pages, so that the next read asks the host.
 fn drop_cache(file: &File) {
     rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
 }
@@ -211,12 +210,12 @@ fn another_worker_serves_the_same_mount_and_never_another_files_bytes() {
         .map(|id| File::open(rig.agent.block(id)).unwrap())
         .collect();
     for _ in 0..3 {
-        // a worker that was killed: its successor knows nothing of what the kernel was told
+        // a killed worker: its successor knows none of the kernel's inode numbers
         rig.cut();
         rig.worker = Worker::new(0);
         rig.stream = rig.worker.take(&rig.listener);
         rig.agent.wait(SERVED);
-        // names that the kernel has kept are looked up again, in another order than before
+        // cached names are looked up again, in another order than before
         for id in (0..BLOCKS).rev() {
             let file = File::open(rig.agent.block(id)).unwrap();
             assert_eq!(read_at(&file, 70_000, 9000), Ok(bytes(id, 70_000, 9000)));
@@ -232,10 +231,10 @@ fn another_worker_serves_the_same_mount_and_never_another_files_bytes() {
 }
 
 #[test]
-fn a_host_that_hears_nothing_makes_nobody_wait_for_ever() {
+fn a_host_that_reads_nothing_blocks_no_reader_forever() {
     let mut rig = rig(0);
     let file = File::open(rig.agent.block(0)).unwrap();
-    // a worker that is stopped: somebody has the other end, and does not read
+    // a stopped worker: it has its end open and does not read
     rig.cut();
     let (deaf, _) = rig.listener.accept().unwrap();
     let error = read_at(&file, 0, 4096).unwrap_err();
@@ -245,7 +244,7 @@ fn a_host_that_hears_nothing_makes_nobody_wait_for_ever() {
     rig.agent.wait(SERVED);
     drop_cache(&file);
     assert_eq!(read_at(&file, 0, 4096), Ok(bytes(0, 0, 4096)));
-    // one that falls silent within a session; read past the page cache, which would ask twice
+    // a worker that falls silent within a session; O_DIRECT, since buffered reads would ask twice
     let direct = direct(&rig.agent.block(0));
     let silent = silent_host(&rig);
     rig.agent.wait(SERVED);
@@ -253,7 +252,7 @@ fn a_host_that_hears_nothing_makes_nobody_wait_for_ever() {
     let took = loop {
         let each = Instant::now();
         assert_eq!(read_at(&direct, 0, 4096), Err(libc::EIO));
-        // while the session before is not known to be cut, its reads fail at once
+        // until the lost session is noticed, its reads fail at once
         if each.elapsed() > Duration::from_secs(1) || began.elapsed() > Duration::from_secs(20) {
             break each.elapsed();
         }
@@ -265,7 +264,7 @@ fn a_host_that_hears_nothing_makes_nobody_wait_for_ever() {
     silent.shutdown(std::net::Shutdown::Both).unwrap();
 }
 
-/// Greets the agent as often as it likes, knows its mount, and answers nothing else.
+/// Opens sessions, knows the mount, and answers nothing else.
 fn silent_host(rig: &Rig) -> std::os::unix::net::UnixStream {
     use std::io::Write;
     use viola_proto::fuse_stream::{FrameKind, FrameReader, Hello, push_frame};
@@ -297,7 +296,7 @@ fn silent_host(rig: &Rig) -> std::os::unix::net::UnixStream {
 }
 
 #[test]
-fn an_agent_that_is_killed_leaves_nobody_waiting_and_its_successor_mounts_again() {
+fn a_killed_agent_blocks_no_reader_and_the_next_one_mounts_again() {
     let mut rig = rig(0);
     let file = File::open(rig.agent.block(4)).unwrap();
     assert_eq!(read_at(&file, 9, 9), Ok(bytes(4, 9, 9)));
@@ -318,7 +317,7 @@ fn an_agent_that_is_killed_leaves_nobody_waiting_and_its_successor_mounts_again(
     assert_eq!(mounts(&rig).matches("fuse.viola").count(), 1);
     let file = File::open(rig.agent.block(4)).unwrap();
     assert_eq!(read_at(&file, 9, 9), Ok(bytes(4, 9, 9)));
-    // one that is told to end takes its mount away
+    // an agent that ends unmounts
     drop(file);
     rustix::process::kill_process(rig.agent.pid(), rustix::process::Signal::TERM).unwrap();
     rig.agent.wait_end();
@@ -327,7 +326,7 @@ fn an_agent_that_is_killed_leaves_nobody_waiting_and_its_successor_mounts_again(
 }
 
 #[test]
-fn an_operator_who_unmounts_it_is_obeyed() {
+fn an_operators_unmount_is_final() {
     let rig = rig(0);
     let inside = rig.folder.path().join("mnt");
     let output = rig.run_as(0, &format!("umount {}", inside.display()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A turbo vCPU in a guest that is made of files: what is changed, and that all is put back.
+//! A turbo vCPU in a guest made of files: what is changed, and that everything is restored.
 #![allow(clippy::unwrap_used)]
 
 mod paper_guest;
@@ -38,9 +38,9 @@ fn why(report: &Report, part: Part) -> String {
 }
 
 #[test]
-fn all_of_io_goes_to_the_turbo_vcpu_applications_leave_it_and_the_end_is_as_the_beginning() {
+fn io_moves_to_the_turbo_vcpu_applications_off_it_and_the_end_restores_all() {
     let (_folder, guest, settings) = bed();
-    guest.ways.lock().unwrap().managed = BTreeSet::from([28]);
+    guest.routes.lock().unwrap().managed = BTreeSet::from([28]);
     read_only(&guest, "/proc/irq/29/smp_affinity_list");
     let before = guest.all();
     let mut keeper = guest.keeper(&settings);
@@ -103,7 +103,7 @@ fn all_of_io_goes_to_the_turbo_vcpu_applications_leave_it_and_the_end_is_as_the_
 }
 
 #[test]
-fn killed_at_any_moment_it_leaves_what_the_next_start_puts_back() {
+fn a_kill_at_any_step_is_restored_by_the_next_start() {
     for (no_partition, cgroup) in [(false, true), (true, true), (true, false)] {
         let mut kills = 0;
         loop {
@@ -112,27 +112,27 @@ fn killed_at_any_moment_it_leaves_what_the_next_start_puts_back() {
                 guest.put("/proc/mounts", "proc /proc proc rw 0 0");
             }
             let before = guest.all();
-            *guest.ways.lock().unwrap() = paper_guest::Ways {
+            *guest.routes.lock().unwrap() = paper_guest::Routes {
                 managed: BTreeSet::from([28, 29]),
                 no_partition,
                 left: Some(kills),
-                ..paper_guest::Ways::default()
+                ..paper_guest::Routes::default()
             };
             let mut keeper = guest.keeper(&settings);
             let killed = catch_unwind(AssertUnwindSafe(|| keeper.round())).is_err();
             drop(keeper);
-            guest.ways.lock().unwrap().left = None;
+            guest.routes.lock().unwrap().left = None;
             assert_ne!(
                 guest.all() == before,
                 kills > 0,
                 "{kills}: it has changed something"
             );
-            // a kill while it is put back
-            guest.ways.lock().unwrap().left = Some(kills / 2);
+            // a kill during the restore
+            guest.routes.lock().unwrap().left = Some(kills / 2);
             let _ = catch_unwind(AssertUnwindSafe(|| {
                 restore_leftovers(&guest, &settings.journal)
             }));
-            guest.ways.lock().unwrap().left = None;
+            guest.routes.lock().unwrap().left = None;
             restore_leftovers(&guest, &settings.journal).unwrap();
             let after = guest.all();
             assert_eq!(after, before, "{kills} changes, {no_partition} {cgroup}");
@@ -148,7 +148,7 @@ fn killed_at_any_moment_it_leaves_what_the_next_start_puts_back() {
 }
 
 #[test]
-fn what_somebody_else_has_set_since_stays_as_they_set_it() {
+fn settings_changed_by_others_since_stay() {
     let (_folder, guest, settings) = bed();
     let mut keeper = guest.keeper(&settings);
     keeper.round();
@@ -160,7 +160,7 @@ fn what_somebody_else_has_set_since_stays_as_they_set_it() {
     let says = "interrupt 25 was set to 2 by somebody else, and stays so";
     assert_eq!(why(&report, Part::Interrupts), says);
     assert!(why(&report, Part::Buffers).contains("net.core.rmem_max was set to 999"));
-    // and what they set where nobody looks any more
+    // and what they set where the keeper does not look any more
     guest.put("/sys/devices/virtual/workqueue/cpumask", "00000004");
     drop(keeper);
     let mut journal = Journal::open(&settings.journal, BOOT).unwrap();
@@ -183,7 +183,7 @@ fn what_somebody_else_has_set_since_stays_as_they_set_it() {
 #[test]
 fn without_a_partition_cpusets_are_set_and_without_those_threads_with_their_children() {
     let (_folder, guest, settings) = bed();
-    guest.ways.lock().unwrap().no_partition = true;
+    guest.routes.lock().unwrap().no_partition = true;
     let before = guest.all();
     let mut keeper = guest.keeper(&settings);
     keeper.round();
@@ -226,7 +226,7 @@ fn without_a_partition_cpusets_are_set_and_without_those_threads_with_their_chil
         (guest.cpus_of(50, 50), guest.cpus_of(52, 52)),
         ("0".into(), "0-2".into())
     );
-    // a child inherits, and one that was pinned by somebody keeps that
+    // a child inherits the affinity; a thread that was pinned by somebody else keeps its own
     for (child, cpus) in [(200, "1-2"), (201, "2")] {
         guest.task(child, child, 100, "child", 0x40_0000, "/");
         for at in [
@@ -250,7 +250,7 @@ fn without_a_partition_cpusets_are_set_and_without_those_threads_with_their_chil
 }
 
 #[test]
-fn applications_that_are_to_stay_do_and_the_kernels_threads_go() {
+fn with_applications_left_only_kernel_threads_move() {
     let (_folder, guest, mut settings) = bed();
     settings.applications = Applications::Leave;
     settings.delay_ms = 0;
@@ -275,7 +275,7 @@ fn devices_and_vcpus_that_come_and_go_are_followed() {
     guest.nic("eth1", 5, 1, 40);
     keeper.round();
     assert_eq!(irq(&guest, 41), "1");
-    // another device has the number now: its settings are not those that were changed
+    // another device has the number now: its settings are not the changed ones
     guest.remove_dir("/sys/devices/pci0000:00/0000:00:07.0/msi_irqs/41");
     guest.irq(41, "rtc0");
     // the kernel takes interrupts off a vCPU that goes
@@ -297,18 +297,18 @@ fn devices_and_vcpus_that_come_and_go_are_followed() {
         (irq(&guest, 25), irq(&guest, 41)),
         ("1".into(), "0-2".into())
     );
-    // drivers spread their interrupts anew when another vCPU comes or goes
+    // drivers redistribute interrupts when a vCPU comes or goes
     guest.put("/sys/devices/system/cpu/online", "0-1");
     guest.put("/proc/irq/25/smp_affinity_list", "0");
     keeper.round();
     assert_eq!(irq(&guest, 25), "1");
     assert_eq!(why(&keeper.report(), Part::Interrupts), "");
-    // some of them only when it has been there for a moment
+    // some only a moment later
     guest.put("/proc/irq/25/smp_affinity_list", "0-1");
     keeper.round();
     assert_eq!(irq(&guest, 25), "1");
     assert_eq!(why(&keeper.report(), Part::Interrupts), "");
-    // but what is set later is set by somebody
+    // later changes are attributed to somebody else
     guest.put("/proc/irq/25/smp_affinity_list", "0");
     keeper.round_at(std::time::Instant::now() + std::time::Duration::from_secs(60));
     assert_eq!(irq(&guest, 25), "0");
@@ -324,13 +324,13 @@ fn devices_and_vcpus_that_come_and_go_are_followed() {
 }
 
 #[test]
-fn what_was_on_a_vcpu_that_is_gone_comes_to_those_that_are_left() {
+fn settings_of_a_removed_vcpu_are_restored_to_the_remaining_ones() {
     let (_folder, guest, settings) = bed();
     guest.put("/proc/irq/25/smp_affinity_list", "2");
     let mut keeper = guest.keeper(&settings);
     keeper.round();
     assert_eq!(irq(&guest, 25), "0");
-    // the kernel takes no mask without a vCPU that is there
+    // the kernel refuses a mask without an online vCPU
     guest.put("/sys/devices/system/cpu/online", "0");
     keeper.round();
     let report = keeper.report();
@@ -355,17 +355,17 @@ fn a_vm_with_one_vcpu_is_refused_and_nothing_is_changed() {
 }
 
 #[test]
-fn irqbalance_is_told_and_keeps_what_others_told_it() {
+fn irqbalance_keeps_the_bans_of_others() {
     let (_folder, guest, settings) = bed();
     guest.task(300, 300, 1, "irqbalance", 0x40_0000, "/system.slice");
-    guest.ways.lock().unwrap().banned = Some(BTreeSet::from([9]));
-    let banned = || guest.ways.lock().unwrap().banned.clone().unwrap();
+    guest.routes.lock().unwrap().banned = Some(BTreeSet::from([9]));
+    let banned = || guest.routes.lock().unwrap().banned.clone().unwrap();
     let mut keeper = guest.keeper(&settings);
     keeper.round();
     assert_eq!(banned(), BTreeSet::from([9, 24, 25, 26, 27, 28, 29]));
     assert_eq!(irq(&guest, 25), "0");
     guest
-        .ways
+        .routes
         .lock()
         .unwrap()
         .banned
@@ -375,13 +375,13 @@ fn irqbalance_is_told_and_keeps_what_others_told_it() {
     keeper.end();
     assert_eq!(banned(), BTreeSet::from([9, 77]));
     drop(keeper);
-    guest.ways.lock().unwrap().banned = None;
+    guest.routes.lock().unwrap().banned = None;
     let mut keeper = guest.keeper(&settings);
     keeper.round();
     assert_eq!(irq(&guest, 25), "0-2");
     let left = why(&keeper.report(), Part::Interrupts);
     assert!(left.contains("irqbalance runs (process 300)"), "{left}");
-    // packets are passed on all the same
+    // RPS is set all the same
     assert_eq!(
         guest.get("/sys/class/net/eth0/queues/rx-1/rps_cpus"),
         "00000001"
@@ -389,7 +389,7 @@ fn irqbalance_is_told_and_keeps_what_others_told_it() {
 }
 
 #[test]
-fn nothing_is_changed_that_could_not_be_written_down() {
+fn nothing_is_changed_without_the_journal() {
     let (folder, guest, settings) = bed();
     let before = guest.all();
     let mut keeper = guest.keeper(&settings);

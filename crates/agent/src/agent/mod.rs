@@ -7,46 +7,47 @@
 //! | `mounts`, [`volume`] | the file systems of the configured directories |
 //! | `events` | what fanotify events mean for blocks |
 //! | `access` | when the DataNode is probed |
+//! | `jobs` | the ledger's decisions, and the workers' results |
 //! | `pipes` | the pipes' messages |
+//! | `requests` | `viola-agent status`, `pause` and `resume` |
 //! | [`standalone`] | the agent without blocks and pipes |
 
 mod access;
 mod events;
 mod host;
+mod jobs;
 mod mounts;
 mod pipes;
+mod requests;
 mod session;
 pub mod standalone;
 pub mod volume;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
-use viola_proto::agent::{FrameReader, FrameWriter, FsId, Stats, WithdrawReason};
-use viola_proto::pipe::PipeRequest;
+use viola_proto::agent::{FrameReader, FrameWriter, FromAgent, FsId, Why};
+use viola_proto::pipe::FromGuest;
 
 use crate::blocks::access::Access;
 use crate::blocks::block::Disposition;
 use crate::blocks::ledger::Ledger;
-use crate::blocks::types::Action;
 use crate::blocks::watch::Watch;
-use crate::blocks::worker::{self, Job, Outcome};
+use crate::blocks::worker::Outcome;
 use crate::clock::{Millis, now};
 use crate::config::{Config, NO_DATANODE};
 use crate::error::{StartError, start_error};
 use crate::io::channel::{Address, Channel};
+use crate::io::queue;
 use crate::io::random::random;
 use crate::io::signals::termination_signals;
 use crate::lane::service::{self as lane, Lane};
 use crate::pipe::{Pipes, Wakeups};
 use crate::relay::Relay;
-use crate::status::{self, Command, Request};
+use crate::status::{self, Request};
 use crate::turbo::service::{self, Turbo};
 use session::Session;
 use volume::{ProofState, Volume};
@@ -80,11 +81,9 @@ pub struct Agent {
     /// Names that a copy is about to be renamed to, on kernels that report the two ends of a rename as two
     /// events.
     copies: HashSet<(FsId, String)>,
-    outcome_sender: worker::OutcomeSender,
-    outcomes: Receiver<Outcome>,
-    outcome_wake: Arc<OwnedFd>,
-    requests: Receiver<Request>,
-    request_wake: Arc<OwnedFd>,
+    outcome_sender: queue::Sender<Outcome>,
+    outcomes: queue::Receiver<Outcome>,
+    requests: queue::Receiver<Request>,
     signals: OwnedFd,
     next_mount_check: Millis,
     next_stats: Millis,
@@ -151,24 +150,20 @@ impl Agent {
         // before the first thread starts, which inherits the signal mask
         let signals = start_error("signals", termination_signals())?;
         let relay = config.mount.as_ref().map(Relay::start).transpose()?;
-        let (outcome_sender, outcomes, outcome_wake) =
-            start_error("workers", worker::OutcomeSender::new())?;
-        let (requests, request_wake) = start_error(
+        let (outcome_sender, outcomes) = start_error("workers", queue::queue())?;
+        let requests = start_error(
             format!("status socket {}", config.status.display()),
             status::serve(&config.status),
         )?;
         let pipes = match config.pipes() {
             Some(settings) => {
-                let started = Pipes::start(settings);
-                Some(start_error(
-                    format!("pipes at {}", settings.socket.display()),
-                    started,
-                )?)
+                let what = format!("pipes at {}", settings.socket.display());
+                Some(start_error(what, Pipes::start(settings))?)
             }
             None => None,
         };
-        let turbo = start_error("turbo", service::begin(config.turbo.as_ref()))?;
-        let lane = start_error("lane", lane::begin(config.lane.as_ref()))?;
+        let turbo = start_error("turbo", service::start(config.turbo.as_ref()))?;
+        let lane = start_error("lane", lane::start(config.lane.as_ref()))?;
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
             .unwrap_or_default()
             .trim()
@@ -192,9 +187,7 @@ impl Agent {
             copies: HashSet::new(),
             outcome_sender,
             outcomes,
-            outcome_wake,
             requests,
-            request_wake,
             signals,
             next_mount_check: 0,
             next_stats: 0,
@@ -265,14 +258,11 @@ impl Agent {
         let rest = self.pipes.as_mut().and_then(Pipes::housekeep);
         let limit = Duration::from_millis(until.saturating_sub(time));
         let limit = rest.map_or(limit, |rest| rest.min(limit));
-        let limit = Timespec {
-            tv_sec: limit.as_secs() as i64,
-            tv_nsec: limit.subsec_nanos().into(),
-        };
+        let limit = Timespec::try_from(limit).ok();
         let mut fds = vec![
             PollFd::new(&self.watch, PollFlags::IN),
-            PollFd::from_borrowed_fd(self.outcome_wake.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.request_wake.as_fd(), PollFlags::IN),
+            PollFd::new(&self.outcomes, PollFlags::IN),
+            PollFd::new(&self.requests, PollFlags::IN),
             PollFd::new(&self.signals, PollFlags::IN),
         ];
         if let Some(channel) = &self.channel {
@@ -285,7 +275,7 @@ impl Agent {
         let own = fds.len();
         let pipes = self.pipes.iter().flat_map(Pipes::fds);
         fds.extend(pipes.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let waited = poll(&mut fds, Some(&limit));
+        let waited = poll(&mut fds, limit.as_ref());
         let is_ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
         let (ready, wakeups) = match waited {
             Ok(_) => {
@@ -308,163 +298,11 @@ impl Agent {
         drop(fds);
         self.ready = ready;
         self.wakeups = wakeups.unwrap_or_default();
-        let mut count = [0; 8];
         if ready.outcomes {
-            let _ = rustix::io::read(&*self.outcome_wake, &mut count);
+            self.outcomes.clear();
         }
         if ready.requests {
-            let _ = rustix::io::read(&*self.request_wake, &mut count);
-        }
-    }
-
-    /// Handles the results of the workers.
-    fn handle_outcomes(&mut self, now: Millis) {
-        while let Ok(outcome) = self.outcomes.try_recv() {
-            match outcome {
-                Outcome::Linked(id, result) => {
-                    if result.as_ref().is_err_and(|e| e.leftover) {
-                        self.send_job(id, |_, place| Some(Job::Unlink(id, place)));
-                    }
-                    self.ledger.link_done(now, id, result.map_err(|e| e.then));
-                }
-                Outcome::Unlinked(id, done) => self.ledger.unlink_done(now, id, done),
-                Outcome::Mapped(id, attempt, result) => {
-                    if let Err((Disposition::Refuse, why)) = &result
-                        && let Some(volume) = self.volume_of_entry(id)
-                    {
-                        volume.refusal = Some(why.clone());
-                    }
-                    let result = result.map_err(|(then, _)| then);
-                    self.ledger.map_done(now, id, attempt, result);
-                }
-                Outcome::EarlierLinks(fs, bytes) => self.ledger.set_earlier_bytes(fs, bytes),
-                Outcome::Probed(answer) => self.handle_probe(now, answer),
-                Outcome::Proof(fs, result) => self.send_proof(now, fs, result),
-                Outcome::ScanBatch(places) => {
-                    for place in places {
-                        if self.volumes.get(&place.fs).is_some_and(|v| !v.retiring) {
-                            self.ledger.scanned(now, place);
-                        }
-                    }
-                }
-                Outcome::ScanDone(fs) => {
-                    self.ledger.count_scan();
-                    let all = self.ledger.entries_of_fs(fs);
-                    if let Some(volume) = self.volumes.get_mut(&fs) {
-                        volume.scanning = false;
-                        volume.recheck = all.into();
-                    }
-                }
-            }
-        }
-    }
-
-    fn volume_of_entry(&mut self, id: u64) -> Option<&mut Volume> {
-        let fs = self.ledger.entry(id)?.location.fs;
-        self.volumes.get_mut(&fs)
-    }
-
-    /// Carries out the ledger's decisions.
-    fn dispatch_actions(&mut self, now: Millis) {
-        let mut withdrawals: BTreeMap<WithdrawReason, Vec<u64>> = BTreeMap::new();
-        for action in self.ledger.take_actions() {
-            match action {
-                Action::Name(id, lease) => self.send_name(now, id, lease),
-                Action::Withdraw(lease, why) => withdrawals.entry(why).or_default().push(lease),
-                Action::Link(id) => self.send_job(id, |_, place| Some(Job::Link(id, place))),
-                Action::Unlink(id) => self.send_job(id, |_, place| Some(Job::Unlink(id, place))),
-                Action::Map(id, attempt) => {
-                    self.send_job(id, |pin, place| Some(Job::Map(id, attempt, place, pin?)))
-                }
-                Action::Forget(..) => {}
-            }
-        }
-        for (why, leases) in withdrawals {
-            self.send_withdrawals(&leases, why);
-        }
-    }
-
-    fn send_job(
-        &mut self,
-        id: u64,
-        job: impl FnOnce(
-            Option<crate::blocks::types::Fingerprint>,
-            crate::blocks::types::Location,
-        ) -> Option<Job>,
-    ) {
-        if let Some(entry) = self.ledger.entry(id)
-            && let Some(volume) = self.volumes.get(&entry.location.fs)
-            && let Some(job) = job(entry.fingerprint, entry.location.clone())
-        {
-            volume.workers.send(job);
-        }
-    }
-
-    /// Answers status requests, and pauses that have waited for the last read.
-    fn answer_requests(&mut self, now: Millis) {
-        while let Ok(request) = self.requests.try_recv() {
-            match request.command {
-                Command::Status => {
-                    // a program that learns of a disk here may ask for a pipe on it at once
-                    self.update_pipes();
-                    let _ = request.reply.send(self.status_report());
-                }
-                Command::Pause => {
-                    self.pause(now, true);
-                    self.pause_waiters.push((request, now + WITHDRAW_TIMEOUT));
-                }
-                Command::Resume => {
-                    self.pause(now, false);
-                    let _ = request.reply.send(self.status_report());
-                }
-            }
-        }
-        let none = self.outstanding() == 0;
-        let (done, pause_waiters): (Vec<_>, Vec<_>) = std::mem::take(&mut self.pause_waiters)
-            .into_iter()
-            .partition(|(_, until)| none || *until <= now);
-        self.pause_waiters = pause_waiters;
-        for (request, _) in done {
-            let _ = request.reply.send(self.status_report());
-        }
-    }
-
-    fn pause(&mut self, now: Millis, paused: bool) {
-        self.paused = paused;
-        self.ledger.pause(self.is_paused());
-        if paused {
-            for fs in self.volumes.keys().copied().collect::<Vec<_>>() {
-                self.withdraw_all(now, fs, Disposition::Remap, WithdrawReason::Filesystem);
-            }
-        }
-    }
-
-    /// The status report.
-    fn status_report(&self) -> status::Report {
-        status::Report {
-            version: env!("CARGO_PKG_VERSION").into(),
-            host: match &self.channel {
-                Some(_) => self.session.describe(),
-                None => format!("{} cannot be opened", self.address),
-            },
-            paused: self.paused,
-            closed: self.why_closed(),
-            outstanding: self.outstanding(),
-            stats: self.stats(),
-            volumes: self.volumes.values().map(Volume::report).collect(),
-            missing: self.unusable.clone(),
-            mount: self.relay.as_ref().map(Relay::report),
-            pipe: self.pipes.as_ref().map(Pipes::report),
-            turbo: self.turbo.as_ref().map(Turbo::report),
-            lane: self.lane.as_ref().map(Lane::report),
-        }
-    }
-
-    /// The ledger's counts, and why nothing is named.
-    fn stats(&self) -> Stats {
-        Stats {
-            why: self.why_closed(),
-            ..self.ledger.stats()
+            self.requests.clear();
         }
     }
 
@@ -507,7 +345,7 @@ impl Agent {
     /// Withdraws all blocks of a file system and voids its proof.
     fn withdraw_all(&mut self, now: Millis, fs: FsId, after: Disposition, why: WithdrawReason) {
         if self.session.is_open() && self.ledger.outstanding() > 0 {
-            self.send(&viola_proto::agent::FromAgent::WithdrawAll { fs, why });
+            self.send(&FromAgent::WithdrawAll { fs, why });
         }
         self.ledger.fs_unproven(now, fs, after, why);
         if let Some(volume) = self.volumes.get_mut(&fs) {

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_has_forgotten_us_is_greeted_again() {
+    fn a_host_that_has_lost_the_session_gets_a_new_hello() {
         let mut s = Session::new(0);
         s.tick(0, 1);
         s.handle(0, &welcome(1), 0);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_not_spoken() {
+    fn another_protocol_version_opens_no_session() {
         let mut s = Session::new(0);
         s.tick(0, 1);
         let foreign = ToAgent::Welcome {
@@ -225,7 +225,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_open_only_by_the_last_number(
+        fn only_the_welcome_with_the_last_session_number_opens(
             steps in proptest::collection::vec((0..4u8, 0..5u64, 0..4000u64), 0..60)
         ) {
             let (mut s, mut now, mut next, mut last) = (Session::new(0), 0, 1000, None);

@@ -19,17 +19,17 @@ use crate::turbo::service::{self, Turbo};
 pub fn run(config: &Config) -> Result<(), StartError> {
     // before the first thread starts, which inherits the signal mask
     let signals = start_error("signals", termination_signals())?;
-    let (requests, wake) = start_error(
+    let requests = start_error(
         format!("status socket {}", config.status.display()),
         status::serve(&config.status),
     )?;
     let relay = config.mount.as_ref().map(Relay::start).transpose()?;
-    let turbo = start_error("turbo", service::begin(config.turbo.as_ref()))?;
-    let lane = start_error("lane", lane::begin(config.lane.as_ref()))?;
+    let turbo = start_error("turbo", service::start(config.turbo.as_ref()))?;
+    let lane = start_error("lane", lane::start(config.lane.as_ref()))?;
     loop {
         let mut fds = [
             PollFd::new(&signals, PollFlags::IN),
-            PollFd::new(&*wake, PollFlags::IN),
+            PollFd::new(&requests, PollFlags::IN),
         ];
         // an interrupted wait is harmless
         let _ = poll(&mut fds, None);
@@ -37,8 +37,8 @@ pub fn run(config: &Config) -> Result<(), StartError> {
             let _ = std::fs::remove_file(&config.status);
             return Ok(());
         }
-        let _ = rustix::io::read(&*wake, &mut [0; 8]);
-        while let Ok(request) = requests.try_recv() {
+        requests.clear();
+        while let Some(request) = requests.try_recv() {
             let report = Report {
                 version: env!("CARGO_PKG_VERSION").into(),
                 mount: relay.as_ref().map(|r| r.report()),

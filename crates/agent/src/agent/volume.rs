@@ -8,9 +8,10 @@ use viola_proto::agent::FsId;
 
 use crate::blocks::links::Links;
 use crate::blocks::types::EntryId;
-use crate::blocks::worker::{Job, OutcomeSender, Workers};
+use crate::blocks::worker::{Job, Outcome, Workers};
 use crate::clock::Millis;
 use crate::io::mounts::Mount;
+use crate::io::queue;
 use crate::pipe::PipeAccess;
 use crate::status::VolumeReport;
 
@@ -80,7 +81,7 @@ impl Volume {
         mount: Mount,
         identity: Identity,
         (data, pipe_access): (Vec<PathBuf>, PipeAccess),
-        outcomes: &OutcomeSender,
+        outcomes: &queue::Sender<Outcome>,
         run: u64,
         now: Millis,
     ) -> std::io::Result<Self> {

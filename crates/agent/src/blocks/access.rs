@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_named_before_the_datanode_has_given_a_block_twice() {
+    fn access_opens_after_two_granted_probes() {
         let mut access = Access::new(false);
         assert!(!access.is_open() && access.is_due(0) && access.why().contains("not asked yet"));
         access.no_block_to_probe(0);
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_close_it_with_a_sentence_and_silence_does_not_open_it() {
+    fn required_tokens_close_access_and_inconclusive_probes_keep_it_closed() {
         let mut access = open();
         access.probe_finished(1, Probe::TokenRequired);
         assert!(!access.is_open() && access.is_refused());
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_protected_datanode_has_its_own_sentence() {
+    fn a_datanode_that_hangs_up_names_the_hdfs_keys() {
         let mut access = Access::new(false);
         access.probe_finished(0, Probe::HungUp);
         assert!(!access.is_open() && access.is_refused());
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_datanode_that_is_busy_or_gone_is_believed_for_ten_minutes() {
+    fn access_stays_open_for_ten_minutes_without_a_granted_probe() {
         let mut access = open();
         for (at, answer) in [(60_000, silent()), (599_998, Probe::HungUp)] {
             access.probe_finished(at, answer);
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_datanode_process_has_said_does_not_count_for_the_next() {
+    fn a_new_datanode_process_closes_access() {
         let mut access = open();
         access.probe_started();
         access.datanode_restarted(100);
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_asked_where_the_operator_says_so() {
+    fn an_unchecked_datanode_is_never_probed() {
         let mut access = Access::new(true);
         access.datanode_restarted(7);
         access.tick(u64::MAX);

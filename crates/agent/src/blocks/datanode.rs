@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_question_is_that_of_a_client() {
+    fn the_request_is_that_of_an_hdfs_client() {
         assert_eq!(
             request(&BlockKey::new("BP-1", 300, 7).unwrap()),
             [
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn its_answer_decides() {
+    fn the_status_of_the_response_decides() {
         assert_eq!(answered(&GIVEN), Probe::Granted);
         assert_eq!(answered(&[2, 8, 5]), Probe::TokenRequired);
         assert_eq!(answered(&[5, 8, 5, 0x2a, 1, b'x']), Probe::TokenRequired);
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_and_other_errors_tell_nothing() {
+    fn malformed_responses_and_other_errors_are_inconclusive() {
         for (malformed, says) in [
             (&[2, 8, 1][..], "status 1"),
             (&[2, 16, 0], "malformed response"),
@@ -290,7 +290,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_answer_is_harmless(answer in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..64)) {
+        fn no_response_makes_the_parser_panic(answer in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..64)) {
             // only bytes that begin like the response to a read count as granted
             if status(&answer) == Some(SUCCESS) {
                 proptest::prop_assert_eq!(answer[0] & 0x7f, 8);
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_silence_and_drops_are_not_waited_for() {
+    fn a_refused_silent_or_slow_datanode_times_out() {
         let begun = Instant::now();
         let says = |answer, says: &str| match answer {
             Probe::Unknown(why) => {

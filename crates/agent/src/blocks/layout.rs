@@ -106,7 +106,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn files_are_told_apart_by_name() {
+    fn files_are_classified_by_name() {
         for (name, is) in [
             ("blk_1073741825", FileKind::Data(1_073_741_825)),
             (
@@ -161,7 +161,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_name_is_something(name in ".{0,60}") {
+        fn no_name_makes_the_parser_panic(name in ".{0,60}") {
             let _ = FileKind::of(&name);
         }
 

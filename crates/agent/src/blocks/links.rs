@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_held_after_its_deletion_until_it_is_dropped() {
+    fn a_deleted_block_is_held_until_it_is_unlinked() {
         let b = bench();
         let print = b.links.link(1, &b.location).unwrap();
         assert_eq!((print.data.size, print.bytes()), (4, 8));
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_block_is_not_linked() {
+    fn a_block_without_its_checksum_file_is_not_linked() {
         let b = bench();
         fs::remove_file(block_files(&b.location).1).unwrap();
         let failed = b.links.link(1, &b.location).unwrap_err();
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_symbolic_link_is_no_block() {
+    fn a_symbolic_link_is_not_linked() {
         let b = bench();
         let (data, _) = block_files(&b.location);
         fs::remove_file(&data).unwrap();
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn links_of_an_earlier_run_are_counted_and_swept() {
+    fn links_of_an_earlier_run_are_counted_and_removed() {
         let b = bench();
         b.links.link(1, &b.location).unwrap();
         let next = Links::new(b.folder.path(), 8);
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_in_the_place_of_the_folder_is_refused() {
+    fn a_symbolic_link_in_place_of_the_agents_directory_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("/tmp", folder.path().join(AGENT_DIR)).unwrap();
         assert!(Links::new(folder.path(), 1).create_dirs().is_err());

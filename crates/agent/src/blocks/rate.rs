@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_second_has_more_than_its_rate() {
+    fn no_more_tokens_than_the_rate_in_any_second() {
         let mut rate = RateLimiter::new(0, 10);
         rate.refill(60_000);
         assert_eq!((0..100).filter(|_| rate.take_name()).count(), 10);

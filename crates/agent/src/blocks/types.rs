@@ -73,8 +73,6 @@ pub enum Action {
     Withdraw(Lease, WithdrawReason),
     /// Remove the block's links.
     Unlink(EntryId),
-    /// The ledger has dropped the entry.
-    Forget(EntryId, Location),
 }
 
 impl Fingerprint {

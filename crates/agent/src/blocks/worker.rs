@@ -8,20 +8,19 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::OwnedFd;
 use viola_extents::guest::{Mapper, Refusal};
 use viola_proto::agent::{DiskName, FileMap, FsId};
 
+use super::access::Probe;
+use super::block::Disposition;
 use super::links::{LinkError, Links, file_id};
 use super::scan::scan;
-use crate::blocks::access::Probe;
-use crate::blocks::block::Disposition;
-use crate::blocks::types::{BlockMaps, EntryId, FileId, Fingerprint, Location};
+use super::types::{BlockMaps, EntryId, FileId, Fingerprint, Location};
 use crate::clock::{Millis, now};
 use crate::io::extents::to_wire;
+use crate::io::queue;
 
 /// A job for a worker.
 #[derive(Debug)]
@@ -70,34 +69,6 @@ pub struct Proof {
     pub map: FileMap,
 }
 
-/// Sends outcomes to the main loop and wakes it.
-#[derive(Debug, Clone)]
-pub struct OutcomeSender {
-    outcomes: Sender<Outcome>,
-    wake: Arc<OwnedFd>,
-}
-
-impl OutcomeSender {
-    /// Returns the sender, the queue, and an eventfd that is readable when the queue has something.
-    pub fn new() -> std::io::Result<(Self, Receiver<Outcome>, Arc<OwnedFd>)> {
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let (outcomes, queue) = channel();
-        let report = Self {
-            outcomes,
-            wake: Arc::clone(&wake),
-        };
-        Ok((report, queue, wake))
-    }
-
-    /// Sends an outcome; `false` when the receiver is gone.
-    pub fn send(&self, outcome: Outcome) -> bool {
-        let said = self.outcomes.send(outcome).is_ok();
-        // a full counter is readable anyway
-        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
-        said
-    }
-}
-
 /// The workers of one file system. They end when this is dropped.
 #[derive(Debug)]
 pub struct Workers {
@@ -106,33 +77,38 @@ pub struct Workers {
     /// When the linker began its current job, in [`Millis`]; 0 while it is idle.
     since: Arc<AtomicU64>,
     fs: FsId,
-    report: OutcomeSender,
+    outcomes: queue::Sender<Outcome>,
 }
 
 impl Workers {
     /// Starts both threads.
-    pub fn start(fs: FsId, links: &Links, report: &OutcomeSender) -> std::io::Result<Self> {
+    pub fn start(
+        fs: FsId,
+        links: &Links,
+        outcomes: &queue::Sender<Outcome>,
+    ) -> std::io::Result<Self> {
         let since = Arc::new(AtomicU64::new(0));
         let (linker, jobs) = channel();
-        let (links_there, report_there, at) = (links.clone(), report.clone(), Arc::clone(&since));
+        let (links_there, outcomes_there, at) =
+            (links.clone(), outcomes.clone(), Arc::clone(&since));
         spawn_thread("viola-linker", move || {
             for job in jobs {
                 at.store(now().max(1), Ordering::Relaxed);
                 let outcome = run_link_job(fs, &links_there, job);
                 at.store(0, Ordering::Relaxed);
-                if outcome.is_some_and(|o| !report_there.send(o)) {
+                if outcome.is_some_and(|o| !outcomes_there.send(o)) {
                     break;
                 }
             }
             links_there.remove_dir();
         })?;
         let (mapper, jobs) = channel();
-        let (links, report_there) = (links.clone(), report.clone());
+        let (links, outcomes_there) = (links.clone(), outcomes.clone());
         spawn_thread("viola-mapper", move || {
             let mapper = Mapper::new();
             for job in jobs {
                 let outcome = run_map_job(fs, &links, &mapper, job);
-                if outcome.is_some_and(|o| !report_there.send(o)) {
+                if outcome.is_some_and(|o| !outcomes_there.send(o)) {
                     break;
                 }
             }
@@ -142,7 +118,7 @@ impl Workers {
             mapper,
             since,
             fs,
-            report: report.clone(),
+            outcomes: outcomes.clone(),
         })
     }
 
@@ -166,14 +142,14 @@ impl Workers {
 
     /// Scans the data directories in a thread of its own.
     pub fn scan(&self, data: Vec<PathBuf>) -> std::io::Result<()> {
-        let (fs, report) = (self.fs, self.report.clone());
+        let (fs, outcomes) = (self.fs, self.outcomes.clone());
         spawn_thread("viola-scan", move || {
             for folder in &data {
                 scan(fs, folder, &mut |piece| {
-                    report.send(Outcome::ScanBatch(piece))
+                    outcomes.send(Outcome::ScanBatch(piece))
                 });
             }
-            report.send(Outcome::ScanDone(fs));
+            outcomes.send(Outcome::ScanDone(fs));
         })
     }
 }

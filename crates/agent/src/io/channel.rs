@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_told_apart() {
+    fn addresses_are_parsed_by_kind() {
         assert_eq!(
             Address::parse("/dev/ttyS2").unwrap(),
             Address::Device("/dev/ttyS2".into())
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_serial_line_wants_little_at_a_time() {
+    fn only_a_serial_line_has_a_window() {
         // a terminal of the other side of a pseudoterminal stands for a line
         let open = rustix::pty::openpt(rustix::pty::OpenptFlags::RDWR).unwrap();
         rustix::pty::grantpt(&open).unwrap();

@@ -6,13 +6,17 @@
 //! | [`channel`] | the byte stream to the host: virtio-serial, serial line, vsock, unix socket |
 //! | [`extents`] | file maps in the form of the protocol |
 //! | [`mounts`] | `/proc/self/mountinfo` |
+//! | [`queue`] | a queue between threads whose receiver can be polled |
 //! | [`random`] | random numbers |
+//! | [`service`] | a service on a thread of its own |
 //! | [`signals`] | signals that end the agent |
 
 pub mod channel;
 pub mod extents;
 pub mod mounts;
+pub mod queue;
 pub mod random;
+pub mod service;
 pub mod signals;
 
 /// The agent's directory at the root of each file system that it names blocks or files of.

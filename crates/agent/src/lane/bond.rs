@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_only_virtio_nic_is_found_and_of_two_none() {
+    fn the_only_virtio_nic_is_found_and_two_are_refused() {
         let sys = tempfile::tempdir().unwrap();
         for (nic, driver) in [("a0", "virtio_net"), ("b0", "igbvf"), ("c0", "virtio_net")] {
             let drivers = sys.path().join("bus/pci/drivers").join(driver);

@@ -122,7 +122,7 @@ mod tests {
     use viola_proto::lanes::guest::VfAction;
 
     #[test]
-    fn a_host_that_comes_and_goes_is_heard_each_time() {
+    fn a_host_that_reconnects_is_served_each_time() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("l");
         let mut port = HostPort::new(Address::Unix(path.clone()));

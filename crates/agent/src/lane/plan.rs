@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vf_is_taken_once_and_used_when_it_has_a_link() {
+    fn a_vf_is_added_once_and_activated_when_it_has_a_link() {
         let mut plan = Plan::default();
         let nic = link(2, Some(1));
         assert_eq!(plan.next(&PAIR, &[bond(2), nic.clone()]), []);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_the_host_has_asked_for_is_left_until_the_host_leaves_it_here() {
+    fn a_reclaimed_vf_is_left_alone_until_the_host_lets_it_stay() {
         let mut plan = Plan::default();
         let nic = link(2, Some(1));
         let vf = Link {
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_hardware_or_has_another_address_is_left_alone() {
+    fn virtual_interfaces_and_other_addresses_are_left_alone() {
         let mut plan = Plan::default();
         let other = Link {
             mac: Some([2; 6]),

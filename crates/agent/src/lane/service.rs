@@ -2,11 +2,9 @@
 //! The thread of a lane.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use viola_netdev::{Link, LinkMonitor, links, set_active_port, set_master, set_up};
 use viola_proto::lanes::guest::{LaneReply, LaneRequest, VfAction};
@@ -17,8 +15,9 @@ use super::plan::{Action, Pair, Plan};
 use super::report::Report;
 use super::settings::Settings;
 use crate::io::channel::Address;
+use crate::io::service::{Published, Service};
 
-/// It looks so often without being context to.
+/// Between two looks at the interfaces without an event.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// Between two looks while a VF in the bond has no link: some drivers send no event.
 const LINK_POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -26,76 +25,37 @@ const LINK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 const BOND_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A running lane. Dropping it restores everything.
-pub struct Lane {
-    report: Arc<Mutex<Report>>,
-    stop: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
-}
+pub type Lane = Service<Report>;
 
-/// Starts the lane, if it is configured.
+/// Starts the lane, if it is configured. A bond that cannot be made is reported, and tried again.
 ///
 /// # Errors
-/// Those of [`Lane::start`].
-pub fn begin(settings: Option<&Settings>) -> io::Result<Option<Lane>> {
-    settings.map(Lane::start).transpose()
-}
-
-impl Lane {
-    /// Starts the thread. A bond that cannot be made is reported, and tried again.
-    ///
-    /// # Errors
-    /// When link events cannot be received, or no thread can be started.
-    pub fn start(settings: &Settings) -> io::Result<Self> {
-        let address = Address::parse(&settings.port).map_err(io::Error::other)?;
-        let link_events = LinkMonitor::open()?;
-        let report = Arc::new(Mutex::new(Report::default()));
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
-        let (there, stop_there) = (Arc::clone(&report), Arc::clone(&stop));
-        let mut lane = LaneThread {
-            settings: settings.clone(),
-            pair: None,
-            retry: Instant::now(),
-            plan: Plan::default(),
-            host: HostPort::new(address),
-            report: Report::default(),
-        };
-        let thread = std::thread::Builder::new()
-            .name("viola-lane".into())
-            .spawn(move || {
-                loop {
-                    let due = Instant::now() + lane.round();
-                    *lock(&there) = lane.report();
-                    if lane.wait(&stop_there, &link_events, due) {
-                        break;
-                    }
-                }
-                lane.end();
-                *lock(&there) = lane.report();
-            })?;
-        Ok(Self {
-            report,
-            stop,
-            thread: Some(thread),
-        })
-    }
-
-    /// The report for `viola-agent status`.
-    pub fn report(&self) -> Report {
-        lock(&self.report).clone()
-    }
-}
-
-impl Drop for Lane {
-    fn drop(&mut self) {
-        let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+/// When link events cannot be received, or no thread can be started.
+pub fn start(settings: Option<&Settings>) -> io::Result<Option<Lane>> {
+    let Some(settings) = settings else {
+        return Ok(None);
+    };
+    let address = Address::parse(&settings.port).map_err(io::Error::other)?;
+    let link_events = LinkMonitor::open()?;
+    let mut lane = LaneThread {
+        settings: settings.clone(),
+        pair: None,
+        retry: Instant::now(),
+        plan: Plan::default(),
+        host: HostPort::new(address),
+        report: Report::default(),
+    };
+    let run = move |report: &Published<Report>, stop: &OwnedFd| {
+        loop {
+            let due = Instant::now() + lane.round();
+            report.set(lane.report());
+            if lane.wait(stop, &link_events, due) {
+                break;
+            }
         }
-    }
-}
-
-fn lock(report: &Mutex<Report>) -> MutexGuard<'_, Report> {
-    report.lock().unwrap_or_else(PoisonError::into_inner)
+        lane.end();
+    };
+    Service::start("viola-lane", Report::default(), run).map(Some)
 }
 
 struct LaneThread {
@@ -181,17 +141,14 @@ impl LaneThread {
         loop {
             let (host, quiet) = self.host.poll_fd();
             let most = quiet.min(due.saturating_duration_since(Instant::now()));
-            let most = Timespec {
-                tv_sec: most.as_secs() as i64,
-                tv_nsec: most.subsec_nanos().into(),
-            };
+            let limit = Timespec::try_from(most).ok();
             let mut fds = vec![
                 PollFd::new(stop, PollFlags::IN),
                 PollFd::new(link_events, PollFlags::IN),
             ];
             fds.extend(host.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             // an interrupted wait is harmless
-            let _ = poll(&mut fds, Some(&most));
+            let _ = poll(&mut fds, limit.as_ref());
             let over = !fds[0].revents().is_empty();
             let said = fds.get(2).map_or(PollFlags::empty(), |fd| fd.revents());
             drop(fds);

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_sink_does_not_take_stays_with_the_source() {
+    fn bytes_that_the_sink_does_not_accept_stay_in_the_source() {
         let (mut far, from) = pair();
         let (to, mut near) = pair();
         rustix::net::sockopt::set_socket_send_buffer_size(&to, 1).unwrap();
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_taken_than_wanted_and_the_end_is_seen() {
+    fn no_more_than_the_limit_is_moved_and_the_end_is_seen() {
         let (mut far, mut from) = pair();
         far.write_all(b"upload and more").unwrap();
         wait_for_bytes(&from, 15);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_broken_is_told_apart() {
+    fn a_broken_side_is_identified() {
         let (far, from) = pair();
         let (to, near) = pair();
         let linger = Some(std::time::Duration::ZERO);

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_waits_until_the_last_pipe_lets_go() {
+    fn a_writer_waits_until_the_last_pipe_releases_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = file(&folder);
         let program_file = File::open(&path).unwrap();
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_nobody_needs_any_more_is_kept_for_the_next_one_and_not_from_a_writer() {
+    fn an_idle_lease_serves_the_next_pipe_and_does_not_delay_a_writer() {
         let folder = tempfile::tempdir().unwrap();
         let path = file(&folder);
         let program_file = File::open(&path).unwrap();
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_program_cannot_read_and_what_is_written_gets_no_lease() {
+    fn a_file_that_is_unreadable_or_open_for_writing_gets_no_lease() {
         let folder = tempfile::tempdir().unwrap();
         let path = file(&folder);
         let mut leases = Leases::new().unwrap();

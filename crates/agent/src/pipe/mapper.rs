@@ -8,16 +8,21 @@ use std::sync::mpsc::Receiver;
 use viola_extents::guest::{Mapper, Refusal};
 use viola_proto::pipe::PipeId;
 
+use super::Completion;
 use super::counters::Counters;
 use super::reason::Reason;
-use super::{Completion, CompletionSender};
 use crate::io::extents::to_wire;
+use crate::io::queue;
 
 /// A file to be mapped for a pipe.
 pub type MapJob = (PipeId, Arc<File>);
 
 /// Maps files in the order of the jobs, until the sender is gone.
-pub fn run_mapper(jobs: &Receiver<MapJob>, results: &CompletionSender, counters: &Counters) {
+pub fn run_mapper(
+    jobs: &Receiver<MapJob>,
+    results: &queue::Sender<Completion>,
+    counters: &Counters,
+) {
     let mapper = Mapper::new();
     for (pipe, file) in jobs {
         let result = mapper.file_extents(&file).map(|map| to_wire(map).0);

@@ -165,14 +165,14 @@ mod tests {
     }
 
     #[test]
-    fn this_vm_itself_is_no_peer() {
+    fn a_local_address_has_no_next_hop() {
         for (local, peer) in [("127.0.0.1:1", "127.0.0.1:2"), ("[::1]:1", "[::1]:2")] {
             assert_eq!(next_hop(end(local), end(peer)), Err(Reason::BadSocket));
         }
     }
 
     #[test]
-    fn what_is_known_is_believed_for_a_second() {
+    fn a_next_hop_is_cached_for_a_second() {
         let (local, peer) = (end("127.0.0.1:1"), end("127.0.0.1:2"));
         let mut next_hops = NextHopCache::default();
         next_hops.set_time(500);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gateway_is_the_hop_where_there_is_one() {
+    fn a_gateway_is_the_next_hop() {
         let peer = IpAddr::from([10, 0, 0, 9]);
         let gateway = [10, 1, 0, 1].into();
         let mut route = RouteMessage::default();
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_neighbour_counts_while_the_kernel_would_use_it() {
+    fn only_neighbours_in_a_usable_state_count() {
         let mut found = NeighbourMessage::default();
         found.attributes = vec![NeighbourAttribute::LinkLayerAddress(vec![2, 0, 0, 0, 0, 1])];
         found.header.state = NeighbourState::Stale;

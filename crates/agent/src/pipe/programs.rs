@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_comes_with_its_two_descriptors_and_rubbish_ends_it() {
+    fn a_request_has_two_descriptors_and_an_invalid_packet_disconnects() {
         let folder = tempfile::tempdir().unwrap();
         let (mut programs, path) = programs(&folder);
         let send = LibraryRequest::Send {
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_only_so_many() {
+    fn the_number_of_connected_programs_is_bounded() {
         let folder = tempfile::tempdir().unwrap();
         let (mut programs, path) = programs(&folder);
         let mut clients = Vec::new();

@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_tcp_is_taken() {
+    fn only_plain_tcp_sockets_are_accepted() {
         let (client, server) = pair("127.0.0.1:0", "127.0.0.1");
         assert!(Stream::new(server.try_clone().unwrap().into()).is_ok());
         block_input(client.as_fd()).unwrap();
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_of_another_network_namespace_is_not_here() {
+    fn a_socket_of_another_network_namespace_is_recognised() {
         let other = viola_netdev::Netns::new().unwrap();
         let there = other.tcp_socket([127, 0, 0, 1].into()).unwrap();
         let here = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_looked_at_elsewhere_is_no_source() {
+    fn a_socket_with_a_peek_offset_is_no_source() {
         let (mut client, server) = pair("127.0.0.1:0", "127.0.0.1");
         let five: i32 = 5;
         let (from, size) = ((&raw const five).cast(), 4);
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_of_its_ends_leaves_it_as_it_was() {
+    fn a_failed_query_leaves_the_socket_as_it_was() {
         let (mut client, mut server) = pair("127.0.0.1:0", "127.0.0.1");
         let mut stream = Stream::new(server.try_clone().unwrap().into()).unwrap();
         let refused = stream.extract(|_| Err::<(), _>(Reason::NoNextHop));
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_come_while_it_is_taken_are_not_lost() {
+    fn bytes_that_arrive_while_the_connection_is_extracted_are_not_lost() {
         let (mut client, mut server) = pair("[::]:0", "127.0.0.1");
         let mut stream = Stream::new(server.try_clone().unwrap().into()).unwrap();
         let mut connection = stream.extract(|_| Ok(())).unwrap().0;
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_that_the_peer_has_sent_is_read() {
+    fn a_restored_socket_reads_the_end_of_file_that_the_peer_has_sent() {
         let (mut client, mut server) = pair("127.0.0.1:0", "127.0.0.1");
         let mut stream = Stream::new(server.try_clone().unwrap().into()).unwrap();
         client.write_all(b"last").unwrap();
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn another_connection_is_not_put_back() {
+    fn another_connection_is_not_restored() {
         let (_client, server) = pair("127.0.0.1:0", "127.0.0.1");
         let mut stream = Stream::new(server.into()).unwrap();
         let mut connection = stream.extract(|_| Ok(())).unwrap().0;

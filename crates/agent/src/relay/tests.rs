@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sessions with hosts as they are and as they should not be, without a kernel.
+//! Sessions with good and bad hosts, without a kernel.
 
 use super::session::{Session, State, Step};
 use crate::clock::Millis;
@@ -26,9 +26,9 @@ fn frame(kind: FrameKind, session: u64, payload: &[u8]) -> Frame<'_> {
     }
 }
 
-/// What the session has said since the last time.
-fn said(session: &mut Session) -> Vec<(FrameKind, u64, Vec<u8>)> {
-    let mut frames = FrameReader::from_agent();
+/// Frames that the session has sent since the last call.
+fn said(session: &mut Session) -> Vec<(Kind, u64, Vec<u8>)> {
+    let mut frames = Frames::of_agent();
     let out = session.out().to_vec();
     session.sent(out.len());
     let mut out = &out[..];
@@ -42,7 +42,7 @@ fn said(session: &mut Session) -> Vec<(FrameKind, u64, Vec<u8>)> {
     all
 }
 
-/// A session in which the kernel's first request was answered.
+/// Opens a session and answers the kernel's FUSE_INIT.
 fn open(session: &mut Session) {
     session.stream_opened();
     assert!(!session.tick(0, 1));
@@ -69,7 +69,7 @@ fn open(session: &mut Session) {
 }
 
 #[test]
-fn what_is_not_answered_is_refused_when_the_session_ends() {
+fn pending_requests_fail_when_the_session_ends() {
     let mut session = Session::new(9);
     assert!(session.ask(0, &request(5, 15, 80)).is_some());
     assert!(
@@ -95,7 +95,7 @@ fn what_is_not_answered_is_refused_when_the_session_ends() {
 }
 
 #[test]
-fn another_worker_is_told_what_the_kernel_began_with_and_has_to_answer_the_same() {
+fn a_new_worker_gets_the_old_init_and_must_give_the_same_reply() {
     for (same, then) in [(true, Step::Begin), (false, Step::Remount)] {
         let mut session = Session::new(9);
         open(&mut session);
@@ -120,7 +120,7 @@ fn another_worker_is_told_what_the_kernel_began_with_and_has_to_answer_the_same(
             then
         );
     }
-    // the same worker is not
+    // the same worker gets no FUSE_INIT
     let mut session = Session::new(9);
     open(&mut session);
     session.end();
@@ -132,7 +132,7 @@ fn another_worker_is_told_what_the_kernel_began_with_and_has_to_answer_the_same(
 }
 
 #[test]
-fn a_host_that_falls_silent_is_noticed_while_something_is_waited_for() {
+fn a_silent_host_is_lost_while_requests_are_pending() {
     let mut session = Session::new(9);
     open(&mut session);
     assert!(!session.tick(100_000, 0), "nothing is waited for");
@@ -148,11 +148,11 @@ fn a_host_that_falls_silent_is_noticed_while_something_is_waited_for() {
     }
     assert!((4..=5).contains(&pings), "{pings}");
     assert!(session.tick(105_000, 0));
-    // a host that answers pings is there
-    session.handle(105_000, frame(FrameKind::Pong, 7, &[]), 0);
+    // a host that answers pings is alive
+    session.handle(105_000, frame(Kind::Pong, 7, &[]), 0);
     session.bytes_received(105_000, false, true);
     assert!(!session.tick(109_000, 0));
-    // and one that never ends a frame is not
+    // a host that never completes a frame is lost
     session.bytes_received(109_000, true, false);
     session.bytes_received(113_000, true, false);
     assert!(!session.tick(113_900, 0));
@@ -160,7 +160,7 @@ fn a_host_that_falls_silent_is_noticed_while_something_is_waited_for() {
 }
 
 #[test]
-fn a_long_list_of_what_is_forgotten_is_cut_and_nothing_else() {
+fn a_long_batch_forget_is_split_and_other_long_requests_fail() {
     let mut session = Session::new(9);
     open(&mut session);
     let count = 20_000u32;
@@ -192,7 +192,7 @@ fn a_long_list_of_what_is_forgotten_is_cut_and_nothing_else() {
 }
 
 #[test]
-fn a_host_that_refuses_is_left_alone_for_some_seconds() {
+fn after_a_refusal_no_knock_is_sent_for_seconds() {
     let mut session = Session::new(9);
     session.stream_opened();
     session.tick(0, 1);

@@ -119,7 +119,7 @@ mod tests {
     };
 
     #[test]
-    fn it_is_asked_with_credentials_and_answers_until_it_hangs_up() {
+    fn a_message_carries_credentials_and_the_answer_ends_with_the_connection() {
         let folder = tempfile::tempdir().unwrap();
         let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
         let address = SocketAddrUnix::new(folder.path().join("irqbalance7.sock")).unwrap();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_hangs_is_waited_for_once_and_finds_who_has_asked_when_it_answers() {
+    fn a_hanging_irqbalance_is_waited_for_once_and_its_connection_stays_open() {
         let folder = tempfile::tempdir().unwrap();
         let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
         let address = SocketAddrUnix::new(folder.path().join("irqbalance7.sock")).unwrap();
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn its_answer_names_what_is_banned() {
+    fn banned_interrupts_are_read_from_the_answer() {
         let setup = "SLEEP 10 IRQ 24 LOAD 0 DIFF 0 CLASS 0 IRQ 9 LOAD 1 DIFF 2 CLASS 4 BANNED 00000000,00000001";
         assert_eq!(banned(setup), Some(BTreeSet::from([9, 24])));
         assert_eq!(banned("SLEEP 10 BANNED 0"), Some(BTreeSet::new()));

@@ -357,7 +357,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_interrupts_came_is_read_by_cpu() {
+    fn delivered_interrupts_are_read_per_cpu() {
         let text = "            CPU0       CPU2\n  1:          9          0   IO-APIC   1-edge      i8042\n \
                     24:          0         17  PCI-MSIX-0000:00:02.0   0-edge      virtio0-config\nNMI:          0          0   Non-maskable interrupts\n";
         let seen = seen(text);

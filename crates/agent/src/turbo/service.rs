@@ -3,11 +3,9 @@
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 
 use super::journal::Journal;
@@ -18,6 +16,7 @@ use super::restore::{boot_id, restore, restore_leftovers};
 use super::settings::{DEFAULT_JOURNAL, Settings};
 use super::system::RealSystem;
 use super::uevents::{DeviceEvents, Uevents};
+use crate::io::service::{Published, Service};
 
 /// Between two rounds without an event: new threads and changes by others send none.
 const POLL_INTERVAL: Timespec = Timespec {
@@ -31,10 +30,10 @@ const UEVENT_SETTLE_TIME: Duration = Duration::from_millis(300);
 /// Starts the keeper, if it is configured. Otherwise restores what an earlier, configured agent has left.
 ///
 /// # Errors
-/// Those of [`Turbo::start`].
-pub fn begin(settings: Option<&Settings>) -> io::Result<Option<Turbo>> {
+/// When another agent has the journal, the journal is not usable, or no thread can be started.
+pub fn start(settings: Option<&Settings>) -> io::Result<Option<Turbo>> {
     match settings {
-        Some(settings) => Turbo::start(settings).map(Some),
+        Some(settings) => start_keeper(settings).map(Some),
         None => {
             match restore_leftovers(&RealSystem::new(Path::new("/")), Path::new(DEFAULT_JOURNAL)) {
                 Ok(Some(restored)) => eprintln!("viola-agent: {restored}"),
@@ -48,70 +47,34 @@ pub fn begin(settings: Option<&Settings>) -> io::Result<Option<Turbo>> {
 }
 
 /// A running keeper. Dropping it restores everything.
-pub struct Turbo {
-    report: Arc<Mutex<Report>>,
-    stop: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
-}
+pub type Turbo = Service<Report>;
 
-impl Turbo {
-    /// Restores what an earlier agent has left, and starts the thread.
-    ///
-    /// # Errors
-    /// When another agent has the journal, the journal is not usable, or no thread can be started.
-    pub fn start(settings: &Settings) -> io::Result<Self> {
-        let system = RealSystem::new(Path::new("/"));
-        let journal = Journal::open(&settings.journal, &boot_id(&system));
-        let mut journal = journal.map_err(|e| match e.kind() {
-            ErrorKind::WouldBlock => io::Error::other("another viola-agent has the journal"),
-            _ => e,
-        })?;
-        restore(&system, &mut journal)?;
-        let mut keeper = Keeper::new(Box::new(system), Goal::from(settings), journal);
-        let report = Arc::new(Mutex::new(keeper.report()));
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
-        let uevents = Uevents::open().ok();
-        let (report_there, stop_there) = (Arc::clone(&report), Arc::clone(&stop));
-        let thread = std::thread::Builder::new()
-            .name("viola-turbo".into())
-            .spawn(move || {
-                loop {
-                    keeper.round();
-                    *lock(&report_there) = keeper.report();
-                    let Some(events_seen) = wait(&stop_there, uevents.as_ref()) else {
-                        break;
-                    };
-                    if events_seen.cpus {
-                        keeper.cpus_changed(Instant::now());
-                    }
-                }
-                keeper.end();
-                *lock(&report_there) = keeper.report();
-            })?;
-        Ok(Self {
-            report,
-            stop,
-            thread: Some(thread),
-        })
-    }
-
-    /// The report for `viola-agent status`.
-    pub fn report(&self) -> Report {
-        lock(&self.report).clone()
-    }
-}
-
-impl Drop for Turbo {
-    fn drop(&mut self) {
-        let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+/// Restores what an earlier agent has left, and starts the thread.
+fn start_keeper(settings: &Settings) -> io::Result<Turbo> {
+    let system = RealSystem::new(Path::new("/"));
+    let journal = Journal::open(&settings.journal, &boot_id(&system));
+    let mut journal = journal.map_err(|e| match e.kind() {
+        ErrorKind::WouldBlock => io::Error::other("another viola-agent has the journal"),
+        _ => e,
+    })?;
+    restore(&system, &mut journal)?;
+    let mut keeper = Keeper::new(Box::new(system), Goal::from(settings), journal);
+    let uevents = Uevents::open().ok();
+    let first = keeper.report();
+    let run = move |report: &Published<Report>, stop: &OwnedFd| {
+        loop {
+            keeper.round();
+            report.set(keeper.report());
+            let Some(events) = wait(stop, uevents.as_ref()) else {
+                break;
+            };
+            if events.cpus {
+                keeper.cpus_changed(Instant::now());
+            }
         }
-    }
-}
-
-fn lock(report: &Mutex<Report>) -> std::sync::MutexGuard<'_, Report> {
-    report.lock().unwrap_or_else(PoisonError::into_inner)
+        keeper.end();
+    };
+    Service::start("viola-turbo", first, run)
 }
 
 /// Waits for an event or the next round; `None` when the keeper ends.

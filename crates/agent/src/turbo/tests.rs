@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What holds for every plan.
+//! Properties of every plan, and plans of a small guest.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ fn set(last: u32) -> impl Strategy<Value = Cpus> {
         .prop_map(|cpus| cpus.into_iter().collect())
 }
 
-/// CPUs, or none: what a queue may be set to.
+/// A set of CPUs, or none, as a queue may have.
 fn any_set(last: u32) -> impl Strategy<Value = Cpus> {
     prop::collection::btree_set(0..=last, 0..=last as usize + 1)
         .prop_map(|cpus| cpus.into_iter().collect())
@@ -174,7 +174,7 @@ fn goal() -> impl Strategy<Value = Goal> {
     )
 }
 
-/// Settings that the kernel refuses, of those that a first plan has.
+/// Refusals of some of the settings in a first plan.
 fn refusals(now: &Snapshot, goal: &Goal, which: &[bool]) -> Skips {
     let mut skips = Skips::default();
     for _ in 0..8 {
@@ -190,7 +190,7 @@ fn refusals(now: &Snapshot, goal: &Goal, which: &[bool]) -> Skips {
     skips
 }
 
-/// Whether a setting has to do with I/O, applications aside.
+/// Whether a setting is about I/O, or about an application's thread.
 fn is_io(now: &Snapshot, knob: &Knob) -> bool {
     match knob {
         Knob::Irq { irq } => kind(&now.irqs[irq], now) != Kind::Other && now.irqs[irq].settable,
@@ -210,7 +210,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
     #[test]
-    fn a_plan_that_is_carried_out_is_done_and_its_inverse_is_the_way_back(
+    fn a_plan_that_is_carried_out_leaves_no_step_and_its_inverse_restores(
         before in snapshot(),
         goal in goal(),
         refused in prop::collection::vec(prop::bool::weighted(0.2), 1..9),
@@ -355,7 +355,7 @@ fn an_interrupt_that_is_refused_is_followed_by_rps() {
         steps.contains(&"RPS of eth0 rx-0:  -> 0".to_owned()),
         "{steps:?}"
     );
-    // but not where it has only ever come to the turbo vCPU
+    // but not where it has arrived at the turbo vCPU only
     let mut guest = guest();
     guest.irqs.get_mut(&24).unwrap().seen = Cpus::one(0);
     let (steps, _) = shown(&guest, &goal, &skips);
@@ -403,7 +403,7 @@ fn where_there_is_no_partition_cpusets_are_set_and_without_those_threads() {
 }
 
 #[test]
-fn irqbalance_is_told_or_nothing_is_moved() {
+fn interrupts_move_only_if_irqbalance_accepts_the_ban() {
     let goal = Goal::from(&Settings::default());
     let mut guest = guest();
     let daemon = |banned: Option<&[u32]>| {

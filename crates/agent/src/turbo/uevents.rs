@@ -97,7 +97,7 @@ mod tests {
     use super::{DeviceEvents, parse_event};
 
     #[test]
-    fn news_is_of_devices_that_a_plan_depends_on() {
+    fn only_subsystems_of_a_plan_are_relevant() {
         let says = |text: &str| parse_event(text.replace(' ', "\0").as_bytes());
         let of = |relevant, cpus| DeviceEvents { relevant, cpus };
         let cpu = "online@/devices/system/cpu/cpu1 ACTION=online SUBSYSTEM=cpu SEQNUM=9 ";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that a host writes to.
+//! Files that a host writes.
 #![allow(dead_code)]
 
 use std::fs::File;
@@ -27,7 +27,7 @@ pub fn is_fixed(path: &Path) -> bool {
     ioctl_getflags(&file).unwrap().contains(IFlags::IMMUTABLE)
 }
 
-/// No file is noted any more.
+/// Whether no note is left.
 pub fn is_clean(bed: &Bed) -> bool {
     match std::fs::read_dir(bed.path("srv/.viola/uploads")) {
         Ok(mut notes) => notes.next().is_none(),

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An agent in a network namespace, with an ext4 image that it takes for a disk of its own, a client of a program in that
-//! namespace, and the host. Needs root, loop devices, TAP devices, iproute2, e2fsprogs and unshare.
+//! A test bed: an agent in a network namespace, with an ext4 image that it takes for a disk of its own, a client of a
+//! program in that namespace, and the host. Needs root, loop devices, TAP devices, iproute2, e2fsprogs and unshare.
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub mod files;
-pub mod there;
+pub mod handover;
 pub mod wire;
 
 use std::collections::BTreeMap;
@@ -34,9 +34,9 @@ use viola_proto::pipe::{Endpoint, PipeReply, PipeRequest};
 
 use wire::{GUEST, Wire, sh};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// See the module.
+/// The test bed.
 pub struct Bed {
     pub wire: Wire,
     pub host: Host,
@@ -46,7 +46,7 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// The agent runs, and the host knows the disk.
+    /// Starts the agent, and waits until the host knows the disk.
     pub fn new(more: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path().display().to_string();
@@ -85,16 +85,16 @@ impl Bed {
         bed
     }
 
-    /// With all that an agent does.
+    /// With every kind of pipe.
     pub fn full() -> Self {
         Self::new("into = ['AT/srv']\nrelay = true")
     }
 
-    /// The host takes the agent's connection, and knows the disk.
+    /// Opens a session, and waits until the host knows the disk.
     pub fn begin_session(&self) {
         let proofs = self.host.proofs.load(Ordering::SeqCst);
         self.host.welcome();
-        // what an agent says of its disks before is of the former session
+        // proofs from before belong to the earlier session
         self.wait("the disk is shown", |bed| {
             bed.host.proofs.load(Ordering::SeqCst) > proofs
         });
@@ -104,18 +104,18 @@ impl Bed {
         });
     }
 
-    /// SIGKILL, and what the host hears of it.
+    /// Kills the agent with SIGKILL.
     pub fn kill_agent(&mut self) {
         self.agent.kill().unwrap();
         self.agent.wait().unwrap();
     }
 
-    /// The agent answers.
+    /// Whether the agent answers.
     pub fn is_there(&self) -> bool {
         status::request(&self.path("status"), "status").is_ok()
     }
 
-    /// Another agent, which is not in a session yet.
+    /// Starts another agent, which has no session yet.
     pub fn start_agent(&mut self) {
         self.agent = start(&self.wire, &self.folder.path().display().to_string());
     }
@@ -127,12 +127,12 @@ impl Bed {
     pub fn wait(&self, what: &str, wanted: impl Fn(&Self) -> bool) {
         let begun = Instant::now();
         while !wanted(self) {
-            assert!(begun.elapsed() < PATIENCE, "not in time: {what}");
+            assert!(begun.elapsed() < TIMEOUT, "not in time: {what}");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
-    /// A file that nobody has open, and what is in it.
+    /// Makes a file that is not open; returns its path and bytes.
     pub fn file(&self, name: &str, length: usize) -> (PathBuf, Vec<u8>) {
         let path = self.path("srv").join(name);
         let mut bytes = vec![0; length];
@@ -145,7 +145,7 @@ impl Bed {
         (path, bytes)
     }
 
-    /// A connection: the client's end, and the one of a program in the guest.
+    /// A connection: the client's end, and the program's end in the guest.
     pub fn connection(&self) -> (TcpStream, TcpStream) {
         static PORT: AtomicU16 = AtomicU16::new(8080);
         let port = PORT.fetch_add(1, Ordering::SeqCst);
@@ -158,7 +158,7 @@ impl Bed {
         let server = listener.unwrap().accept().unwrap().0;
         let client = client.unwrap();
         for end in [&client, &server] {
-            end.set_read_timeout(Some(PATIENCE)).unwrap();
+            end.set_read_timeout(Some(TIMEOUT)).unwrap();
         }
         (client, server)
     }
@@ -189,14 +189,14 @@ impl Bed {
         self.ask("resume");
     }
 
-    pub fn tell_agent_to_end(&self) {
+    pub fn terminate_agent(&self) {
         sh(&format!("kill {}", self.agent.id()));
     }
 
     pub fn wait_for_end(&mut self) {
         let begun = Instant::now();
         while self.agent.try_wait().unwrap().is_none() {
-            assert!(begun.elapsed() < PATIENCE, "the agent does not end");
+            assert!(begun.elapsed() < TIMEOUT, "the agent does not end");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -227,7 +227,7 @@ fn start(wire: &Wire, at: &str) -> Child {
     agent.unwrap()
 }
 
-/// A program that asks.
+/// A program that asks for pipes.
 pub struct Program(OwnedFd);
 
 impl Program {
@@ -238,7 +238,7 @@ impl Program {
         rustix::net::sockopt::set_socket_timeout(
             &socket,
             rustix::net::sockopt::Timeout::Recv,
-            Some(PATIENCE),
+            Some(TIMEOUT),
         )
         .unwrap();
         Self(socket)
@@ -253,11 +253,11 @@ impl Program {
 
     pub fn send(&self, id: u64, range: (u64, u64), file: impl AsFd, socket: impl AsFd) {
         let (offset, length) = range;
-        self.wish(LibraryRequest::Send { id, offset, length }, file, socket);
+        self.request(Ask::Send { id, offset, length }, file, socket);
     }
 
-    /// A wish with its two descriptors.
-    pub fn wish(&self, ask: LibraryRequest, source: impl AsFd, sink: impl AsFd) {
+    /// Sends a request with its two descriptors.
+    pub fn request(&self, ask: Ask, source: impl AsFd, sink: impl AsFd) {
         let ask = ask.encode();
         let fds = [source.as_fd(), sink.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -272,9 +272,9 @@ impl Program {
         .unwrap();
     }
 
-    /// The next answer; `None` when the agent has hung up.
-    pub fn answer(&self) -> Option<LibraryReply> {
-        let mut bytes = [0; PACKET_BYTES + 1];
+    /// The next answer; `None` when the agent has disconnected.
+    pub fn answer(&self) -> Option<Answer> {
+        let mut bytes = [0; PACKET + 1];
         let (got, _) = recv(&self.0, &mut bytes[..], RecvFlags::empty()).unwrap();
         (got > 0).then(|| LibraryReply::decode(&bytes[..got]).unwrap())
     }
@@ -289,13 +289,13 @@ impl Program {
     }
 }
 
-/// The host's end of the channel, which does what a test says.
+/// The host's end of the channel, driven by the test.
 pub struct Host {
     listener: UnixListener,
     image: PathBuf,
-    heard: Receiver<PipeRequest>,
-    tell: Sender<PipeRequest>,
-    /// How many were accepted.
+    heard: Receiver<FromGuest>,
+    tell: Sender<FromGuest>,
+    /// Number of accepted proofs.
     proofs: Arc<AtomicU64>,
     stream: std::sync::Mutex<Option<UnixStream>>,
 }
@@ -338,17 +338,17 @@ impl Host {
         self.hear_in_time().unwrap()
     }
 
-    pub fn hear_in_time(&self) -> Option<PipeRequest> {
-        self.heard.recv_timeout(PATIENCE).ok()
+    pub fn hear_in_time(&self) -> Option<FromGuest> {
+        self.heard.recv_timeout(TIMEOUT).ok()
     }
 
-    /// Nothing is said for a while.
+    /// Whether no message comes for a while.
     pub fn is_quiet(&self) -> bool {
         let a_while = Duration::from_millis(300);
         self.heard.recv_timeout(a_while).is_err()
     }
 
-    /// Writes bytes into a file, past its file system.
+    /// Writes bytes of a file into the image.
     pub fn write(&self, map: &FileMap, offset: u64, bytes: &[u8]) {
         let image = File::options().write(true).open(&self.image).unwrap();
         let (mut at, mut rest) = (offset, bytes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Three network namespaces with a TAP device each, and a wire between them that is this program: a client, a guest, and a
-//! place on the host that has the guest's addresses.
+//! Three network namespaces with a TAP device each, joined by this program: a client, a guest, and a host that has
+//! the guest's addresses.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,31 +17,31 @@ use viola_netdev::Netns;
 pub const CLIENT: ([u8; 6], &str) = ([2, 0, 0, 0, 0, 1], "10.98.0.1");
 pub const GUEST: ([u8; 6], &str) = ([2, 0, 0, 0, 0, 2], "10.98.0.2");
 
-/// Where the client's packets go, and from where packets go to it.
+/// Where the client's packets go, and whose packets reach the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     Nowhere,
     Guest,
     Host,
-    /// The client's are kept until there is another way, the guest's pass.
-    Kept,
+    /// The client's packets are held until the route changes; the guest's pass.
+    Held,
 }
 
-/// By the guest's port.
-struct Ways {
+/// The routes by the guest's port.
+struct Routes {
     all: Way,
     some: BTreeMap<u16, Way>,
 }
 
-impl Ways {
+impl Routes {
     fn of(&self, port: u16) -> Way {
         self.some.get(&port).copied().unwrap_or(self.all)
     }
 }
 
 struct Board {
-    ways: Mutex<Ways>,
-    /// How often nothing had come from any end.
+    routes: Mutex<Routes>,
+    /// Number of polls without a packet.
     quiet: AtomicU64,
     end: AtomicBool,
 }
@@ -54,7 +54,7 @@ pub struct Wire {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A namespace with one device that knows its only neighbour.
+/// A namespace with one device and a permanent neighbour.
 fn space(own: ([u8; 6], &str), other: ([u8; 6], &str)) -> (Netns, File) {
     let netns = Netns::new().unwrap();
     let mac = |bytes: [u8; 6]| bytes.map(|b| format!("{b:02x}")).join(":");
@@ -107,7 +107,7 @@ impl Wire {
         let (guest, b) = space(GUEST, CLIENT);
         let (host, c) = space(GUEST, CLIENT);
         let board = Arc::new(Board {
-            ways: Mutex::new(Ways {
+            routes: Mutex::new(Routes {
                 all: Way::Guest,
                 some: BTreeMap::new(),
             }),
@@ -125,18 +125,18 @@ impl Wire {
         }
     }
 
-    /// All connections.
-    pub fn lead(&self, way: Way) {
-        let mut ways = self.board.ways.lock().unwrap();
-        (ways.all, ways.some) = (way, BTreeMap::new());
+    /// Routes all connections.
+    pub fn redirect(&self, way: Way) {
+        let mut routes = self.board.routes.lock().unwrap();
+        (routes.all, routes.some) = (way, BTreeMap::new());
     }
 
-    /// The connections of one port of the guest.
-    pub fn lead_one(&self, port: u16, way: Way) {
-        self.board.ways.lock().unwrap().some.insert(port, way);
+    /// Routes the connections of one port of the guest.
+    pub fn redirect_port(&self, port: u16, way: Way) {
+        self.board.routes.lock().unwrap().some.insert(port, way);
     }
 
-    /// Waits until what the ends have sent is carried or lost.
+    /// Waits until all packets in flight are delivered or lost.
     pub fn settle(&self) {
         let now = self.board.quiet.load(Ordering::SeqCst);
         while self.board.quiet.load(Ordering::SeqCst) < now + 2 {
@@ -168,10 +168,10 @@ fn carry(mut taps: [File; 3], board: &Board) {
         if polls.iter().all(|p| p.revents & libc::POLLIN == 0) {
             board.quiet.fetch_add(1, Ordering::SeqCst);
         }
-        let ways = board.ways.lock().unwrap();
-        // in their order, before all that comes after them
+        let routes = board.routes.lock().unwrap();
+        // in order, before all later packets
         kept.retain(|port, frames| {
-            let to = match ways.of(*port) {
+            let to = match routes.of(*port) {
                 Way::Kept => return true,
                 Way::Nowhere => return false,
                 Way::Guest => 1,
@@ -194,7 +194,7 @@ fn carry(mut taps: [File; 3], board: &Board) {
             let head = 14 + usize::from(frame[14] & 15) * 4;
             let at = if from == 0 { head + 2 } else { head };
             let port = u16::from_be_bytes([frame[at], frame[at + 1]]);
-            let to = match (from, ways.of(port)) {
+            let to = match (from, routes.of(port)) {
                 (0, Way::Kept) => {
                     kept.entry(port).or_default().push(frame[..size].to_vec());
                     continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A guest that is made of files, and behaves as a kernel does where it matters.
+//! A guest made of files that behaves as a kernel does where it matters.
 
 #![allow(dead_code, clippy::unwrap_used)]
 
@@ -17,17 +17,17 @@ use viola_agent::turbo::plan::Goal;
 use viola_agent::turbo::settings::Settings;
 use viola_agent::turbo::system::{RealSystem, System};
 
-/// Number of the boot.
+/// Boot id.
 pub const BOOT: &str = "boot-1";
-/// viola's group.
+/// The agent's cgroup.
 pub const OURS: &str = "/sys/fs/cgroup/viola.turbo";
 
-/// What the kernel refuses, and who else is there.
+/// What the kernel refuses, and what irqbalance does.
 #[derive(Debug, Default)]
-pub struct Ways {
-    /// Interrupts whose affinity nobody can set.
+pub struct Routes {
+    /// Interrupts whose affinity cannot be set.
     pub managed: BTreeSet<u32>,
-    /// No partition is valid.
+    /// Partitions are invalid.
     pub no_partition: bool,
     /// What irqbalance leaves alone; `None` when it does not answer.
     pub banned: Option<BTreeSet<u32>>,
@@ -35,12 +35,12 @@ pub struct Ways {
     pub left: Option<u32>,
 }
 
-/// See the module.
+/// The guest.
 #[derive(Clone)]
 pub struct Guest {
     root: PathBuf,
     real: RealSystem,
-    pub ways: Arc<Mutex<Ways>>,
+    pub routes: Arc<Mutex<Routes>>,
 }
 
 impl Guest {
@@ -50,7 +50,7 @@ impl Guest {
         let guest = Self {
             root: root.to_owned(),
             real: RealSystem::new(root),
-            ways: Arc::default(),
+            routes: Arc::default(),
         };
         for (path, text) in [
             ("/proc/sys/kernel/random/boot_id", BOOT),
@@ -94,7 +94,7 @@ impl Guest {
         guest
     }
 
-    /// Makes a file, and its folders.
+    /// Makes a file and its directories.
     pub fn put(&self, path: &str, text: &str) {
         let path = self.at(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -106,7 +106,7 @@ impl Guest {
         fs::remove_file(self.at(path)).unwrap();
     }
 
-    /// What a file says.
+    /// Content of a file.
     pub fn get(&self, path: &str) -> String {
         let text = fs::read_to_string(self.at(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
         text.trim().to_owned()
@@ -116,7 +116,7 @@ impl Guest {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// An interrupt that may come everywhere.
+    /// An interrupt with all CPUs.
     pub fn irq(&self, irq: u32, actions: &str) {
         self.put(&format!("/proc/irq/{irq}/smp_affinity_list"), "0-2");
         self.put(&format!("/sys/kernel/irq/{irq}/actions"), actions);
@@ -172,7 +172,7 @@ impl Guest {
         self.link(&format!("/sys/block/{name}/device"), &device);
     }
 
-    /// A thread that may run everywhere.
+    /// A thread with all CPUs.
     pub fn task(&self, pid: i32, tid: i32, parent: i32, name: &str, flags: u32, group: &str) {
         let zeros = "0 ".repeat(12);
         let stat = format!(
@@ -191,13 +191,13 @@ impl Guest {
         }
     }
 
-    /// Where a thread may run.
+    /// Affinity of a thread.
     pub fn cpus_of(&self, pid: i32, tid: i32) -> String {
         let status = self.get(&format!("/proc/{pid}/task/{tid}/status"));
         status.rsplit('\t').next().unwrap().to_owned()
     }
 
-    /// All files with their contents.
+    /// All files with their content.
     pub fn all(&self) -> BTreeMap<PathBuf, String> {
         let (mut all, mut folders) = (BTreeMap::new(), vec![self.root.clone()]);
         while let Some(folder) = folders.pop() {
@@ -207,7 +207,7 @@ impl Guest {
                     folders.push(entry.path());
                 } else if kind.is_file() {
                     let text = fs::read_to_string(entry.path()).unwrap();
-                    // numbers of a list are separated as the reader likes
+                    // a list's separators do not matter
                     let words: Vec<&str> = text.split_whitespace().collect();
                     all.insert(entry.path(), words.join(" "));
                 }
@@ -216,18 +216,18 @@ impl Guest {
         all
     }
 
-    /// A keeper of it.
+    /// A keeper of this guest.
     pub fn keeper(&self, settings: &Settings) -> Keeper {
         let journal = Journal::open(&settings.journal, BOOT).unwrap();
         Keeper::new(Box::new(self.clone()), Goal::from(settings), journal)
     }
 
-    /// One change, if the agent lives to make it.
+    /// Counts a change; panics when the agent is to be killed at it.
     fn count(&self) {
-        let mut ways = self.ways.lock().unwrap();
-        if let Some(left) = &mut ways.left {
+        let mut routes = self.routes.lock().unwrap();
+        if let Some(left) = &mut routes.left {
             if *left == 0 {
-                drop(ways);
+                drop(routes);
                 panic!("killed");
             }
             *left -= 1;
@@ -255,14 +255,14 @@ impl System for Guest {
 
     fn write(&self, path: &str, text: &str) -> io::Result<()> {
         self.count();
-        let ways = self.ways.lock().unwrap();
+        let routes = self.routes.lock().unwrap();
         let irq = path
             .strip_prefix("/proc/irq/")
             .and_then(|p| p.split('/').next()?.parse().ok());
-        if irq.is_some_and(|irq: u32| ways.managed.contains(&irq)) {
+        if irq.is_some_and(|irq: u32| routes.managed.contains(&irq)) {
             return Err(error(libc::EIO));
         }
-        if path.ends_with("/cpuset.cpus.partition") && text != "member" && ways.no_partition {
+        if path.ends_with("/cpuset.cpus.partition") && text != "member" && routes.no_partition {
             return self
                 .real
                 .write(path, "root invalid (Parent is not a partition root)\n");
@@ -352,8 +352,8 @@ impl System for Guest {
     }
 
     fn irqbalance(&self, _: i32, words: &str) -> io::Result<String> {
-        let mut ways = self.ways.lock().unwrap();
-        let banned = ways
+        let mut routes = self.routes.lock().unwrap();
+        let banned = routes
             .banned
             .as_mut()
             .ok_or_else(|| error(libc::ECONNREFUSED))?;
@@ -368,7 +368,7 @@ impl System for Guest {
     }
 }
 
-/// Takes the right to write away, as kernels do from files of managed interrupts.
+/// Removes the write permission, as the kernel does for managed interrupts.
 pub fn read_only(guest: &Guest, path: &str) {
     fs::set_permissions(guest.at(path), fs::Permissions::from_mode(0o444)).unwrap();
 }

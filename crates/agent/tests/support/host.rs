@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent's counterpart: speaks the protocol over the lab's socket, and reads the disk's image.
+//! The host of the agent: speaks the protocol over the lab's socket, and reads the disk's image.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,15 +15,15 @@ use viola_proto::agent::{
     FileMap, FrameReader, FromAgent, Lease, Limits, Stats, ToAgent, VERSION, WithdrawReason, encode,
 };
 
-/// What the host knows, and how it behaves.
+/// State and behaviour of the host.
 #[derive(Default)]
 pub struct State {
-    /// Names that it may read by.
+    /// Named blocks by lease.
     pub names: BTreeMap<Lease, Named>,
-    /// Asked to be withdrawn, and not confirmed.
+    /// Leases whose withdrawal is not confirmed.
     pub held: BTreeSet<Lease>,
-    /// All withdrawals so far: block, stamp, reason.
-    pub withdrawn: Vec<(i64, u64, WithdrawReason)>,
+    /// All withdrawals: block, stamp, reason.
+    pub withdrawn: Vec<(i64, u64, Why)>,
     /// Reasons of the withdrawals of whole file systems.
     pub withdrawn_all: Vec<WithdrawReason>,
     pub hellos: usize,
@@ -33,7 +33,7 @@ pub struct State {
     pub hold: bool,
     /// Hellos are not answered.
     pub silent: bool,
-    /// No disk is found.
+    /// Proofs are not accepted.
     pub blind: bool,
     pub ended: bool,
     pub used: BTreeSet<Lease>,
@@ -58,7 +58,7 @@ impl Host {
         Self::with(socket, image, State::default())
     }
 
-    /// One that behaves as the state says.
+    /// A host with this behaviour.
     pub fn with(socket: PathBuf, image: PathBuf, state: State) -> Self {
         let end = Instant::now() + Duration::from_secs(30);
         let stream = loop {
@@ -92,7 +92,7 @@ impl Host {
         self.shared.0.lock().unwrap()
     }
 
-    /// Waits until the state is as wanted.
+    /// Waits for a condition on the state.
     pub fn wait(&self, what: &str, wanted: impl Fn(&State) -> bool) {
         let end = Instant::now() + Duration::from_secs(30);
         let mut state = self.state();
@@ -122,8 +122,8 @@ impl Host {
         found.unwrap_or_else(|| panic!("{id} is not named")).clone()
     }
 
-    /// Why a block was withdrawn last.
-    pub fn why(&self, id: i64) -> Option<WithdrawReason> {
+    /// The reason of a block's last withdrawal.
+    pub fn why(&self, id: i64) -> Option<Why> {
         let state = self.state();
         let all = state.withdrawn.iter().rev();
         all.map(|(of, _, why)| (*of, *why))
@@ -131,7 +131,7 @@ impl Host {
             .map(|(_, why)| why)
     }
 
-    /// Confirms what was withdrawn, and from now on at once.
+    /// Confirms pending withdrawals, and later ones at once.
     pub fn release(&self) {
         let mut state = self.state();
         state.hold = false;
@@ -141,7 +141,7 @@ impl Host {
         self.say(&ToAgent::Withdrawn { leases });
     }
 
-    /// Sends what is no message, and half of one.
+    /// Sends garbage, and half a message.
     pub fn garbage(&self) {
         let half = encode(&ToAgent::Ping { n: 5, session: 0 }).unwrap();
         let bytes = [
@@ -158,7 +158,7 @@ impl Host {
         self.say(&ToAgent::ProveAgain { fs });
     }
 
-    /// The bytes of a named file, from the image of the disk.
+    /// The bytes of a file, from the image of the disk.
     pub fn bytes(&self, map: &FileMap) -> Vec<u8> {
         let image = Image::open(vec![Layer::raw(File::open(&self.image).unwrap())]).unwrap();
         let extents: Vec<_> = map
@@ -280,7 +280,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // the listener's own handle is dropped by it
+        // the listening thread drops its handle too
         if Arc::strong_count(&self.shared) > 1 {
             let _ = self.out.shutdown(std::net::Shutdown::Both);
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A lab guest with a disk, a script that plays a DataNode in it, and the agent's counterpart on the host.
-//! Needs root, the lab's image, e2fsprogs and xfsprogs.
+//! A lab guest with a disk, a script that acts as a DataNode in it, and the host. Needs root, the lab's image,
+//! e2fsprogs and xfsprogs.
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub mod host;
@@ -15,7 +15,7 @@ use viola_lab::{Guest, Lab, testing};
 
 use host::Host;
 
-/// What plays the DataNode: files are made, moved, copied and changed in the order in which HDFS does it.
+/// The DataNode's script: makes, moves, copies and changes files in the order in which HDFS does it.
 const DATANODE: &str = r"
 D=/tmp/d/dfs; P=$D/current/BP-1-10.0.0.1-2/current; F=$P/finalized/subdir0/subdir0; R=$P/rbw
 mkdir -p $F $R $D/trash
@@ -45,14 +45,14 @@ links() { ls /tmp/d/.viola/links-*/ 2>/dev/null | grep -c blk_ || true; }
 ";
 
 /// A guest whose only disk is mounted at `/tmp/d`; `/tmp/h` is the host's root.
-pub struct Bench {
+pub struct TestVm {
     lab: Option<Lab>,
     folder: tempfile::TempDir,
     kind: &'static str,
     _turn: testing::GuestPermit,
 }
 
-impl Bench {
+impl TestVm {
     /// Boots a guest with an empty file system of this kind, `ext4` or `xfs`.
     pub fn boot(name: &str, kind: &'static str) -> Self {
         let turn = testing::guest_permit();
@@ -66,14 +66,14 @@ impl Bench {
         );
         let paths = testing::paths(env!("CARGO_MANIFEST_DIR"), &folder.path().join("run"));
         let lab = testing::up(&text, name, folder.path(), &paths);
-        let bench = Self {
+        let vm = Self {
             lab: Some(lab),
             folder,
             kind,
             _turn: turn,
         };
-        bench.sh("true"); // makes nothing yet
-        bench
+        vm.sh("true"); // makes nothing yet
+        vm
     }
 
     pub fn guest(&self) -> &Guest {
@@ -93,7 +93,7 @@ impl Bench {
         self.bare(&format!("{mount}\n{DATANODE}\n{script}"))
     }
 
-    /// As [`Bench::sh`], but mounts and makes nothing.
+    /// As [`TestVm::sh`], without mounts and functions.
     pub fn bare(&self, script: &str) -> String {
         let output = self
             .guest()
@@ -105,7 +105,7 @@ impl Bench {
         text
     }
 
-    /// Runs a script in the guest, whatever its status.
+    /// Runs a script in the guest; returns its status and output.
     pub fn run(&self, script: &str) -> (i32, String) {
         let output = self
             .guest()
@@ -114,7 +114,7 @@ impl Bench {
         (output.status, output.stderr + &output.stdout)
     }
 
-    /// The words that run a program of the host in the guest, with the host's own loader and libraries.
+    /// The command that runs a program of the host in the guest, with the host's loader and libraries.
     pub fn program(&self, path: &str) -> String {
         testing::host_program("/tmp/h", path)
     }
@@ -122,7 +122,7 @@ impl Bench {
     /// Starts the agent; `more` is added to its configuration.
     pub fn agent(&self, more: &str) {
         let program = self.program(env!("CARGO_BIN_EXE_viola-agent"));
-        // the script cannot be asked
+        // the script does not answer probes
         let datanode = match more.contains("datanode =") {
             true => "",
             false => "datanode = 'none'\n",
@@ -159,12 +159,12 @@ impl Bench {
             .unwrap_or_else(|| panic!("no agent: {}", self.bare("cat /tmp/agent.log")))
     }
 
-    /// How many files are in the agent's folders of links.
+    /// Number of files in the agent's link directories.
     pub fn links(&self) -> usize {
         self.sh("links").trim().parse().unwrap()
     }
 
-    /// The agent's counterpart.
+    /// Connects the host.
     pub fn host(&self) -> Host {
         Host::new(self.guest().agent_socket().to_owned(), self.image())
     }
@@ -179,7 +179,7 @@ impl Bench {
     }
 }
 
-impl Drop for Bench {
+impl Drop for TestVm {
     fn drop(&mut self) {
         if std::thread::panicking() {
             if let Ok(log) = self.guest().exec(&["cat", "/tmp/agent.log"]) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A reader worker of blocks that are made up, and a `viola-agent` that mounts them in a mount namespace of
-//! its own. Needs root and /dev/fuse.
+//! A reader worker with made-up blocks, and a `viola-agent` that mounts them in a mount namespace of its own. Needs
+//! root and /dev/fuse.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,20 +22,20 @@ use viola_vread::table::Table;
 use viola_vread::{hazard, table};
 
 pub const POOL: &str = "BP-1-10.0.0.1-2";
-/// Bytes of every block.
+/// Bytes per block.
 pub const LENGTH: u64 = 6 << 20;
-/// Blocks have the numbers below this one.
+/// Number of blocks; their ids are below it.
 pub const BLOCKS: u32 = 8;
 const PIECE: u64 = 64 << 10;
 const TABLE: u32 = 1;
 
-/// Where a piece of a block is: neighbours are far from each other.
+/// Position of a piece of a block: neighbours are far apart.
 fn place(block: u32, piece: u64) -> u64 {
     let pieces = LENGTH / PIECE;
     ((piece * 37 + 5) % pieces * u64::from(BLOCKS) + u64::from(block)) * PIECE
 }
 
-/// The disk on which the blocks are.
+/// The disk with the blocks.
 fn disk() -> &'static [u8] {
     static DISK: OnceLock<Vec<u8>> = OnceLock::new();
     DISK.get_or_init(|| {
@@ -83,14 +83,14 @@ fn found(table: &Table, key: &BlockKey) -> Option<Found> {
     })
 }
 
-/// A worker's part that outlives its streams.
+/// The part of a worker that outlives its streams.
 pub struct Worker {
     pub service: Arc<Service>,
     streams: StreamServer,
 }
 
 impl Worker {
-    /// One for files of this user.
+    /// A worker whose files belong to this user.
     pub fn new(uid: u32) -> Self {
         let (table_file, cells) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
         table::create(&table_file, TABLE, BLOCKS).unwrap();
@@ -132,7 +132,7 @@ impl Worker {
         }
     }
 
-    /// Serves the agent that comes next, and gives a hold of the stream, to cut it.
+    /// Serves the next agent; returns a handle of the stream, to cut it.
     pub fn take(&self, listener: &UnixListener) -> UnixStream {
         let (stream, _) = listener.accept().unwrap();
         let hold = stream.try_clone().unwrap();
@@ -141,7 +141,7 @@ impl Worker {
     }
 }
 
-/// A mount namespace, which is there as long as this is.
+/// A mount namespace that lives as long as this value.
 pub struct Namespace(Child);
 
 impl Namespace {
@@ -152,7 +152,7 @@ impl Namespace {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        // the line comes from inside
+        // the namespace is ready when the line has come
         let mut line = [0];
         child
             .stdout
@@ -163,7 +163,7 @@ impl Namespace {
         Self(child)
     }
 
-    /// A command that runs inside.
+    /// A command that runs in the namespace.
     pub fn command(&self) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["--mount", "--target", &self.0.id().to_string(), "--"]);
@@ -183,7 +183,7 @@ impl Drop for Namespace {
     }
 }
 
-/// A `viola-agent` that only reads.
+/// A `viola-agent` with a mount only.
 pub struct Agent {
     child: Child,
     folder: PathBuf,
@@ -191,7 +191,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts one that connects to `port.sock` in `folder`.
+    /// Starts an agent that connects to `port.sock` in `folder`.
     pub fn start(folder: &Path, namespace: &Namespace) -> Self {
         let text = format!(
             "status = '{0}/status.sock'\n[mount]\npath = '{0}/mnt'\nport = 'unix:{0}/port.sock'\n",
@@ -235,7 +235,7 @@ impl Agent {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Waits until it says this of itself.
+    /// Waits until its status contains `what`.
     pub fn wait(&self, what: &str) {
         within(what, Duration::from_secs(30), || {
             self.status().contains(what)
@@ -266,7 +266,7 @@ pub fn within(what: &str, limit: Duration, done: impl Fn() -> bool) {
     }
 }
 
-/// Reads at a place; the error's number when that fails.
+/// Reads at an offset; the errno on failure.
 pub fn read_at(file: &File, offset: u64, length: usize) -> Result<Vec<u8>, i32> {
     let mut room = vec![0; length];
     let mut have = 0;

@@ -49,7 +49,7 @@ fn withdrawn(why: WithdrawReason, after: Disposition) -> B {
 }
 
 #[test]
-fn whatever_happens_while_it_waits_begins_the_wait_again() {
+fn an_event_restarts_the_quiet_time() {
     let mut b = B::new(0, &T);
     assert_eq!(
         b.touched(2000, &T, Disposition::Remap, WithdrawReason::Changed),
@@ -64,8 +64,8 @@ fn whatever_happens_while_it_waits_begins_the_wait_again() {
 }
 
 #[test]
-fn a_deleted_block_keeps_its_links_until_the_host_has_let_go() {
-    let mut b = withdrawn(WithdrawReason::Deleted, Disposition::Forget);
+fn a_deleted_block_keeps_its_links_until_the_host_confirms() {
+    let mut b = withdrawn(Why::Deleted, Disposition::Forget);
     assert_eq!(b.tick(6999, &T), None);
     let again = Some(Effect::Withdraw {
         lease: 1,
@@ -82,8 +82,8 @@ fn a_deleted_block_keeps_its_links_until_the_host_has_let_go() {
 }
 
 #[test]
-fn a_new_session_lets_go_too() {
-    let mut b = withdrawn(WithdrawReason::Deleted, Disposition::Forget);
+fn a_new_session_ends_old_leases() {
+    let mut b = withdrawn(Why::Deleted, Disposition::Forget);
     assert_eq!(b.session_opened(6000, &T), Some(Effect::Unlink));
     let mut b = named();
     assert_eq!(b.session_opened(6000, &T), None);
@@ -104,7 +104,7 @@ fn links_that_cannot_be_removed_are_tried_again() {
 }
 
 #[test]
-fn a_change_while_a_worker_is_at_it_spoils_the_result() {
+fn an_event_during_a_job_voids_its_result() {
     let mut b = B::new(0, &T);
     b.start_linking();
     b.touched(3001, &T, Disposition::Forget, WithdrawReason::Moved);
@@ -121,7 +121,7 @@ fn a_change_while_a_worker_is_at_it_spoils_the_result() {
 }
 
 #[test]
-fn extents_found_before_a_change_are_not_taken_after_it() {
+fn extents_found_before_an_event_are_not_used_after_it() {
     let mut b = named();
     assert_eq!(b.tick(64_001, &T), Some(Effect::Map { attempt: 2 }));
     b.touched(64_002, &T, Disposition::Remap, WithdrawReason::Relocated);
@@ -161,7 +161,7 @@ fn a_name_without_an_answer_is_withdrawn_and_given_again() {
 }
 
 #[test]
-fn a_block_that_the_host_refuses_is_not_held() {
+fn a_block_that_the_host_refuses_is_unlinked() {
     let mut b = ready();
     b.start_naming(4000, &T, 1);
     assert_eq!(b.host_refused(4001, &T, 1), Some(Effect::Unlink));
@@ -172,8 +172,8 @@ fn a_block_that_the_host_refuses_is_not_held() {
 }
 
 #[test]
-fn a_block_that_comes_back_begins_anew_after_its_links_are_gone() {
-    let mut b = withdrawn(WithdrawReason::Moved, Disposition::Forget);
+fn a_block_that_comes_back_is_linked_anew_after_its_unlink() {
+    let mut b = withdrawn(Why::Moved, Disposition::Forget);
     assert_eq!(b.appeared(5500, &T), None);
     assert_eq!(b.host_withdrew(6000, &T, 1), Some(Effect::Unlink));
     assert_eq!(b.unlink_done(6001, &T, true), None);
@@ -182,7 +182,7 @@ fn a_block_that_comes_back_begins_anew_after_its_links_are_gone() {
 }
 
 #[test]
-fn a_block_that_cannot_be_linked_waits_or_goes() {
+fn a_block_that_cannot_be_linked_waits_or_is_forgotten() {
     for (after, ends) in [
         (Disposition::Forget, Some(Effect::Forget)),
         (Disposition::Relink, None),

@@ -64,11 +64,6 @@ impl Ledger {
         }
     }
 
-    /// Whether the host knows the disk of this file system.
-    pub fn is_proven(&self, fs: FsId) -> bool {
-        self.proven.contains(&fs)
-    }
-
     /// Withdraws all blocks of a file system. With `Disposition::Remap` they are named again when the file system
     /// is proven; with a later one their links are removed.
     pub fn fs_unproven(&mut self, now: Millis, fs: FsId, then: Disposition, why: WithdrawReason) {

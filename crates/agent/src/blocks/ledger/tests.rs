@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! All blocks together, against a model of the host, the workers and the DataNode.
+//! The ledger against a model of the host, the workers and the DataNode.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -65,17 +65,16 @@ fn maps(version: u64) -> BlockMaps {
     }
 }
 
-/// The world around a ledger; checks every action.
+/// A ledger and its surroundings; checks every action.
 struct World {
     ledger: Ledger,
     now: Millis,
-    /// Leases that the model's host may read by, and of which block.
+    /// Leases by which the model's host may read, and their entries.
     live: HashMap<Lease, EntryId>,
     used: HashSet<Lease>,
     jobs: Vec<Action>,
     links: HashSet<EntryId>,
     touched: HashMap<EntryId, Millis>,
-    forgotten: HashSet<EntryId>,
     asked: HashSet<Lease>,
     open: bool,
 }
@@ -90,7 +89,6 @@ impl World {
             jobs: Vec::new(),
             links: HashSet::new(),
             touched: HashMap::new(),
-            forgotten: HashSet::new(),
             asked: HashSet::new(),
             open: false,
         }
@@ -124,7 +122,7 @@ impl World {
         self.ledger.session_closed();
     }
 
-    /// The model's host ends a lease and says so.
+    /// The model's host confirms the end of a lease.
     fn confirm(&mut self, lease: Lease) {
         if self.open {
             self.live.remove(&lease);
@@ -178,17 +176,15 @@ impl World {
                     self.links.insert(id);
                     self.jobs.push(Action::Link(id));
                 }
-                Action::Forget(id, _) => {
-                    assert!(!self.links.contains(&id), "forgotten with links");
-                    assert!(!self.live.values().any(|i| *i == id));
-                    self.forgotten.insert(id);
-                }
                 job @ Action::Map(..) => self.jobs.push(job),
             }
         }
+        for id in self.links.iter().chain(self.live.values()) {
+            assert!(self.ledger.entry(*id).is_some(), "{id} forgotten too early");
+        }
     }
 
-    /// A worker ends its next job; `well` says how.
+    /// A worker finishes its next job; `well` decides the result.
     fn work(&mut self, well: u8, version: u64) {
         if self.jobs.is_empty() {
             return;
@@ -225,7 +221,7 @@ impl World {
         self.take();
     }
 
-    /// Everybody does what he should, until nothing happens any more.
+    /// Host and workers do everything until nothing is left to do.
     fn calm(&mut self) {
         self.welcome();
         for _ in 0..400 {
@@ -267,7 +263,7 @@ fn nothing_is_linked_before_the_host_knows_the_disk() {
 }
 
 #[test]
-fn too_much_held_back_stops_naming_and_drops_nothing() {
+fn too_many_held_bytes_stop_naming_and_unlink_nothing() {
     let mut w = World::new();
     let ids: Vec<_> = (0..3).map(|i| w.appear(location(i * 2, 1))).collect();
     w.calm();
@@ -287,7 +283,7 @@ fn too_much_held_back_stops_naming_and_drops_nothing() {
 }
 
 #[test]
-fn what_links_of_a_dead_agent_hold_counts() {
+fn bytes_held_by_a_dead_agents_links_count() {
     let (mut w, _) = named_world();
     w.ledger.set_earlier_bytes(1, 251);
     w.appear(location(4, 1));
@@ -311,7 +307,7 @@ fn a_block_of_a_new_generation_is_another_block() {
 }
 
 #[test]
-fn a_paused_agent_names_nothing_and_goes_on_afterwards() {
+fn a_paused_agent_names_nothing_until_it_is_resumed() {
     let (mut w, _) = named_world();
     w.ledger.pause(true);
     for fs in [0, 1] {
@@ -329,7 +325,7 @@ fn a_paused_agent_names_nothing_and_goes_on_afterwards() {
 }
 
 #[test]
-fn a_file_in_more_pieces_than_the_host_takes_is_refused() {
+fn a_file_with_more_extents_than_the_host_accepts_is_refused() {
     let mut w = World::new();
     w.welcome();
     let id = w.appear(location(2, 1));
@@ -377,7 +373,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
-    fn links_outlive_reads_and_all_ends_well(
+    fn links_outlive_reads_and_everything_is_named_in_the_end(
         events in proptest::collection::vec(event(), 0..400)
     ) {
         let mut w = World::new();
@@ -393,7 +389,7 @@ proptest! {
                 Event::Touch(id, after) => {
                     let after =
                         [Disposition::Remap, Disposition::Refuse, Disposition::Relink, Disposition::Forget][usize::from(after)];
-                    // one of those that are there
+                    // an existing entry
                     let all: Vec<EntryId> =
                         [0, 1].iter().flat_map(|fs| w.ledger.entries_of_fs(*fs)).collect();
                     if !all.is_empty() {
@@ -423,7 +419,7 @@ proptest! {
         prop_assert_eq!(w.ledger.linked, w.links.len());
         prop_assert_eq!(w.ledger.unanswered, 0);
         prop_assert!(w.jobs.is_empty());
-        // as many as there is room for are named
+        // as many blocks as the limit allows are named
         let known = w.ledger.entries.len();
         let refused = stats.refused as usize;
         prop_assert_eq!(w.live.len(), (known - refused).min(LIMITS.blocks as usize));

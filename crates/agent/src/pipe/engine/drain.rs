@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use viola_proto::pipe::{MAX_QUEUE_BYTES, PipeId};
 
-use super::{Engine, Sink, Source};
+use super::Pipes;
+use super::entry::{Sink, Source};
 use crate::pipe::forward::{Outcome, forward, store};
 use crate::pipe::life::{Event, Sides};
 use crate::pipe::reason::Reason;
@@ -43,7 +44,7 @@ impl DrainPoll {
     }
 }
 
-impl Engine {
+impl Pipes {
     /// The host holds a connection: starts to drain it.
     pub(super) fn start_drain(&mut self, pipe: PipeId) {
         let now = Instant::now();

@@ -4,11 +4,12 @@
 use viola_proto::agent::FileMap;
 use viola_proto::pipe::{Endpoint, PipeId, PipeRequest};
 
-use super::{Engine, Sink, Source};
+use super::Pipes;
+use super::entry::{Sink, Source};
 use crate::pipe::life::Event;
 use crate::pipe::reason::Reason;
 
-impl Engine {
+impl Pipes {
     /// Hands over a pipe whose ends are ready.
     pub(super) fn hand_over(&mut self, pipe: PipeId) {
         match self.extract(pipe) {

@@ -2,46 +2,54 @@
 //! The engine of the pipes: it holds the programs' connections and carries out the actions of each pipe's
 //! [`Life`](super::life::Life).
 //!
-//! | module | does |
+//! | module | room for |
 //! |---|---|
-//! | `ask` | from a program's request to ends that are made ready |
-//! | `held` | empties a connection that the host holds |
-//! | `handover` | takes connections out, and gives all to the host |
-
-mod handover;
-mod start;
+//! | `entry` | one pipe: its ends, and what the host has returned of them |
+//! | `programs` | packets of the programs |
+//! | `start` | from a program's request to ends that are ready |
+//! | `drain` | empties a connection that the host holds |
+//! | `handover` | extracts connections, and hands a pipe over to the host |
+//! | `host` | messages of the host |
 
 mod drain;
 mod entry;
+mod handover;
+mod host;
+mod programs;
+mod start;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use viola_proto::pipe::library::{LibraryReply, LibraryRequest};
-use viola_proto::pipe::{PipeId, PipeReply, PipeRequest};
+use rustix::process::{Resource, getrlimit, setrlimit};
+use viola_proto::pipe::library::Answer;
+use viola_proto::pipe::{FromGuest, PipeId};
 
 use super::counters::Counters;
 use super::lease::Leases;
 use super::mapper::{MapJob, run_mapper};
 use super::next_hop::NextHopCache;
-use super::programs::{Incoming, ProgramId, Programs};
+use super::programs::{ProgramId, Programs};
 use super::reason::Reason;
 use super::settings::Settings;
 use super::sink::note::Notes;
-use entry::{BOTH, Endpoint, Pipe, Sink, Source};
+use entry::{BOTH, Pipe, Sink, Source};
 
-use super::{Completion, CompletionSender, HostState, Outgoing};
+use super::report::PipeReport;
+use super::{Completion, HostState, Outgoing};
 use crate::clock::Millis;
+use crate::io::queue;
 use crate::io::random::random;
-use crate::pipe::life::{Action, Event, Sides};
+use crate::pipe::life::{Action, Event};
 
-/// The engine of all pipes.
+/// All pipes of the agent. Dropping it ends them.
 #[derive(Debug)]
-pub struct Engine {
+pub struct Pipes {
     most: usize,
     relay_allowed: bool,
     /// Identifies this run of the agent.
@@ -52,8 +60,8 @@ pub struct Engine {
     pipes: BTreeMap<PipeId, Pipe>,
     next: PipeId,
     host_state: HostState,
-    completions: Receiver<Completion>,
-    inbox: CompletionSender,
+    completions: queue::Receiver<Completion>,
+    completion_sender: queue::Sender<Completion>,
     /// Devices on which the files of earlier runs are restored.
     restored_devices: BTreeSet<String>,
     /// Programs' descriptors to be closed when no program waits for the agent.
@@ -64,6 +72,7 @@ pub struct Engine {
     /// Messages for the host.
     outbox: VecDeque<Outgoing>,
     counters: Arc<Counters>,
+    socket: PathBuf,
 }
 
 /// What a wait has found. Nothing else is read: a program waits, and a system call may take long.
@@ -87,22 +96,26 @@ const IDLE_LEASE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the end of the agent waits for files to be settled. The next run settles the others by their notes.
 const SETTLE_TIMEOUT: Duration = Duration::from_millis(700);
 
-impl Engine {
-    /// Listens for programs and starts the mapper.
-    pub fn new(
-        settings: &Settings,
-        uids: BTreeSet<u32>,
-        completions: Receiver<Completion>,
-        inbox: &CompletionSender,
-        counters: &Arc<Counters>,
-    ) -> io::Result<Self> {
+impl Pipes {
+    /// Listens for programs and starts the mapper. No pipe starts before the first [`HostState`]. The calling thread must make all
+    /// other calls too: it gets the signals of broken leases.
+    ///
+    /// # Errors
+    /// A user of `[pipe]` that does not exist, or the kernel's error.
+    pub fn start(settings: &Settings) -> io::Result<Self> {
+        raise_descriptor_limit();
+        let uids = settings
+            .uids("/etc/passwd".as_ref())
+            .map_err(io::Error::other)?;
         // before the thread starts, which inherits the signal mask
         let leases = Leases::new()?;
+        let (completion_sender, completions) = queue::queue()?;
+        let counters = Arc::new(Counters::default());
         let (mapper, jobs) = channel();
-        let (results, said) = (inbox.clone(), Arc::clone(counters));
+        let (results, shared) = (completion_sender.clone(), Arc::clone(&counters));
         std::thread::Builder::new()
             .name("viola-pipe-map".into())
-            .spawn(move || run_mapper(&jobs, &results, &said))?;
+            .spawn(move || run_mapper(&jobs, &results, &shared))?;
         Ok(Self {
             most: settings.most as usize,
             relay_allowed: settings.relay,
@@ -114,20 +127,21 @@ impl Engine {
             next: 1,
             host_state: HostState::default(),
             completions,
-            inbox: inbox.clone(),
+            completion_sender,
             restored_devices: BTreeSet::new(),
             closable: Vec::new(),
             buffer: Vec::new(),
             mapper,
             outbox: VecDeque::new(),
-            counters: Arc::clone(counters),
+            counters,
+            socket: settings.socket.clone(),
         })
     }
 
-    /// Descriptors to wait for, in the order of [`Engine::wakeups`].
+    /// Descriptors to wait for, in the order of [`Pipes::wakeups`].
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let fixed: [_; FIXED_FDS] = [
-            self.inbox.wake.as_fd(),
+            self.completions.as_fd(),
             self.leases.signals(),
             self.programs.listener(),
         ];
@@ -135,7 +149,7 @@ impl Engine {
         fixed.into_iter().chain(programs)
     }
 
-    /// Translates which of [`Engine::fds`] are readable.
+    /// Translates which of [`Pipes::fds`] are readable.
     pub fn wakeups(&self, mut ready: impl Iterator<Item = bool>) -> Wakeups {
         let mut next = || ready.next().unwrap_or(false);
         let (by_thread, by_writer, connects) = (next(), next(), next());
@@ -163,8 +177,8 @@ impl Engine {
             }
         }
         if wakeups.by_thread {
-            let _ = rustix::io::read(&*self.inbox.wake, &mut [0; 8]);
-            while let Ok(completion) = self.completions.try_recv() {
+            self.completions.clear();
+            while let Some(completion) = self.completions.try_recv() {
                 self.handle_completion(completion);
             }
         }
@@ -203,15 +217,30 @@ impl Engine {
         self.apply(pipe, Event::Refused, Reason::ChannelFull);
     }
 
+    /// Number of pipes whose files or connections the host may touch.
+    pub fn active(&self) -> u64 {
+        self.counters.active()
+    }
+
+    /// Number of pipes that have not ended.
+    pub fn busy(&self) -> u64 {
+        self.counters.busy()
+    }
+
+    /// The report for `viola-agent status`.
+    pub fn report(&self) -> PipeReport {
+        self.counters.report(&self.socket)
+    }
+
     /// Ends all pipes, and settles the files that the host does not have.
-    pub fn end(&mut self) {
+    fn end(&mut self) {
         self.apply_to_all(Event::SessionClosed);
         let until = Instant::now() + SETTLE_TIMEOUT;
         while self.pipes.values().any(|p| p.life.is_settling()) {
             let rest = until.saturating_duration_since(Instant::now());
             match self.completions.recv_timeout(rest) {
-                Ok(completion) => self.handle_completion(completion),
-                Err(_) => return,
+                Some(completion) => self.handle_completion(completion),
+                None => return,
             }
         }
     }
@@ -228,6 +257,9 @@ impl Engine {
 
     /// Sets the state of the host.
     pub fn set_host_state(&mut self, host_state: HostState) {
+        if host_state == self.host_state {
+            return;
+        }
         let before = std::mem::replace(&mut self.host_state, host_state);
         if before.epoch != self.host_state.epoch {
             if before.epoch.is_some() {
@@ -268,112 +300,7 @@ impl Engine {
         }
     }
 
-    /// Handles a message of the host.
-    pub fn handle_host_message(&mut self, message: PipeReply) {
-        match message {
-            PipeReply::Refused { pipe, why } => {
-                self.counters.set_last_detail(format!("the host: {why}"));
-                self.apply(pipe, Event::Refused, Reason::RefusedByHost);
-            }
-            PipeReply::Held { pipe } => {
-                self.apply(pipe, Event::Held, Reason::RefusedByHost);
-                self.start_drain(pipe);
-            }
-            PipeReply::Progress { pipe, sent } => {
-                let sent = self.clamp_sent(pipe, sent);
-                self.apply(pipe, Event::Progress(sent), Reason::RefusedByHost);
-            }
-            PipeReply::Unread {
-                pipe,
-                source,
-                bytes,
-            } => {
-                let side = Sides {
-                    source,
-                    sink: !source,
-                };
-                if let Some(pipe) = self.pipes.get_mut(&pipe) {
-                    let endpoints = pipe.endpoints(side);
-                    endpoints.for_each(|endpoint| endpoint.unread.extend_from_slice(&bytes.0));
-                }
-            }
-            PipeReply::Finished {
-                pipe,
-                source,
-                sink,
-                sent,
-                errno,
-                host_us,
-            } => {
-                let sent = self.clamp_sent(pipe, sent);
-                let came = Sides {
-                    source: source.is_some(),
-                    sink: sink.is_some(),
-                };
-                if let Some(pipe) = self.pipes.get_mut(&pipe) {
-                    pipe.host_us = host_us;
-                    if let Source::Socket(endpoint) = &mut pipe.source {
-                        endpoint.returned = source;
-                    }
-                    if let Sink::Socket(endpoint) = &mut pipe.sink {
-                        endpoint.returned = sink;
-                    }
-                }
-                let event = Event::Returned { came, sent, errno };
-                self.apply(pipe, event, Reason::RefusedByHost);
-            }
-        }
-    }
-
-    fn clamp_sent(&self, pipe: PipeId, sent: u64) -> u64 {
-        self.pipes
-            .get(&pipe)
-            .map_or(0, |p| sent.min(p.length - p.moved))
-    }
-
-    /// Handles one packet of a program.
-    fn handle_program(&mut self, program: ProgramId) {
-        match self.programs.receive_from(program) {
-            Incoming::Nothing => {}
-            Incoming::Gone => self.disconnect(program),
-            // a pipe that has ended needs no stop
-            Incoming::Ask(LibraryRequest::Stop { id }, _) => {
-                if let Some(pipe) = self.find(program, id) {
-                    self.apply(pipe, Event::Stop, Reason::RefusedByHost);
-                }
-            }
-            Incoming::Ask(LibraryRequest::Reset { id }, _) => {
-                if let Some(pipe) = self.find(program, id) {
-                    self.apply(pipe, Event::ProgramGone, Reason::RefusedByHost);
-                }
-            }
-            Incoming::Ask(ask, Some(fds)) => {
-                let Some(request) =
-                    start::Request::of(ask).filter(|w| self.find(program, w.id).is_none())
-                else {
-                    return self.disconnect(program);
-                };
-                if let Err(reason) = self.begin(program, request, fds) {
-                    self.counters.count_refusal(reason);
-                    let (id, errno) = (request.id, reason.errno());
-                    let refused = LibraryReply::Refused { id, errno };
-                    if !self.programs.answer(program, &refused) {
-                        self.disconnect(program);
-                    }
-                }
-            }
-            Incoming::Ask(_, None) => self.disconnect(program),
-        }
-    }
-
-    fn find(&self, program: ProgramId, id: u64) -> Option<PipeId> {
-        self.pipes
-            .iter()
-            .find(|(_, p)| p.program == program && p.life.id() == id && p.life.is_awaited())
-            .map(|(pipe, _)| *pipe)
-    }
-
-    fn send(&mut self, message: PipeRequest) {
+    fn send(&mut self, message: FromGuest) {
         if let Some(epoch) = self.host_state.epoch {
             self.outbox.push_back(Outgoing { epoch, message });
         }
@@ -383,15 +310,6 @@ impl Engine {
     fn apply_to_all(&mut self, event: Event) {
         for pipe in self.pipes.keys().copied().collect::<Vec<_>>() {
             self.apply(pipe, event, Reason::NoSession);
-        }
-    }
-
-    /// Disconnects a program and ends its pipes.
-    fn disconnect(&mut self, program: ProgramId) {
-        self.programs.remove(program);
-        let its = self.pipes.iter().filter(|(_, p)| p.program == program);
-        for pipe in its.map(|(pipe, _)| *pipe).collect::<Vec<_>>() {
-            self.apply(pipe, Event::ProgramGone, Reason::RefusedByHost);
         }
     }
 
@@ -469,4 +387,18 @@ impl Engine {
             self.disconnect(program);
         }
     }
+}
+
+impl Drop for Pipes {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Raises the limit of descriptors to the maximum: each pipe takes up to four.
+fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // with fewer, requests are refused when none are left
+    let _ = setrlimit(Resource::Nofile, limit);
 }

@@ -8,7 +8,8 @@ use viola_proto::agent::FileMap;
 use viola_proto::pipe::PipeId;
 use viola_proto::pipe::library::LibraryRequest;
 
-use super::{BOTH, Endpoint, Engine, Pipe, Sink, Source};
+use super::Pipes;
+use super::entry::{BOTH, Endpoint, Pipe, Sink, Source};
 use crate::pipe::lease::{FileInfo, FileKey};
 use crate::pipe::life::{Event, Kind, Life};
 use crate::pipe::programs::ProgramId;
@@ -64,7 +65,7 @@ enum Given {
     Socket(Endpoint),
 }
 
-impl Engine {
+impl Pipes {
     /// Starts a pipe. On an error nothing was done.
     pub(super) fn begin(
         &mut self,
@@ -121,9 +122,9 @@ impl Engine {
             (Given::File(sink), Some((key, device, notes))) => match &source {
                 Source::File { key: read, .. } if *read == key => Err(Reason::HasWriter),
                 _ => {
-                    let said = (&self.inbox, &self.counters);
+                    let shared = (&self.completion_sender, &self.counters);
                     let part = (request.to, request.length);
-                    let target = Target::begin(pipe, sink, part, notes, said);
+                    let target = Target::begin(pipe, sink, part, notes, shared);
                     target.map(|target| Sink::File { target, device })
                 }
             },

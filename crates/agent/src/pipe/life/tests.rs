@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whatever happens in whatever order: one end for the program, nothing given up too early, and nothing kept.
+//! For any order of events: one answer to the program, nothing released too early, and nothing kept.
 
 use proptest::prelude::*;
 
@@ -35,13 +35,13 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// What the world knows of a pipe, told by what was done and not by the pipe itself.
+/// The state of a pipe's surroundings, derived from its actions.
 #[derive(Default)]
 struct World {
     connections: Sides,
-    /// The host was asked, and has not let go.
+    /// The host has the pipe.
     read: bool,
-    /// The host keeps what the source's peer sends, or was asked to.
+    /// The host holds the source, or was asked to.
     hold: bool,
     /// Sockets in repair mode.
     silent: Sides,
@@ -49,7 +49,7 @@ struct World {
     file_left: bool,
     settling: bool,
     settled: bool,
-    /// Bytes that the agent has moved, and that it and the host have.
+    /// Bytes that the agent has moved, and those of agent and host.
     moved: u64,
     total: u64,
     ends: usize,
@@ -58,10 +58,10 @@ struct World {
     reset: usize,
     stops: usize,
     taken: usize,
-    /// Restored is to be said, of connections that came.
+    /// `Restored` is due, for the connections that came.
     restore: bool,
     came: Sides,
-    /// There is no session.
+    /// No session is open.
     closed: bool,
 }
 
@@ -80,9 +80,9 @@ impl World {
                 self.total = self.moved;
             }
             Event::Moved(moved) if life.is_held() => (self.moved, self.total) = (moved, moved),
-            // a host speaks only in a session
+            // the host sends only in a session
             Event::Refused if !self.closed => {
-                // by which it says that it has moved nothing
+                // a refusal means that it has moved nothing
                 if self.read {
                     self.total = self.moved;
                 }
@@ -196,20 +196,20 @@ fn happen(
     event: Event,
     failed: Sides,
 ) -> Result<(), TestCaseError> {
-    // only whoever puts it back says what has come of it, and of a file only whoever was asked
+    // Restored and Settled come only after their actions
     if matches!(event, Event::Restored(_)) || matches!(event, Event::Settled(_)) && !world.settling
     {
         return Ok(());
     }
-    // what is over for the host is said of a held one once
+    // the host confirms only a hold that it was asked for
     if event == Event::Held && !world.hold {
         return Ok(());
     }
-    // and a session begins only when the one before is over
+    // a session opens only after the last one has ended
     if event == Event::SessionOpened && !world.closed {
         happen(life, world, Event::SessionClosed, failed)?;
     }
-    // nothing is asked of a host that is not there
+    // nothing is held without a session
     if world.closed && matches!(event, Event::Ready | Event::HandedOver) {
         return Ok(());
     }
@@ -243,7 +243,7 @@ proptest! {
         for (event, failed) in events {
             happen(&mut life, &mut world, event, failed)?;
         }
-        // all ends when a session ends and another one begins, and the disk does not wait for ever
+        // everything ends when a session ends and another one opens, and the disk answers
         for event in [Event::SessionClosed, Event::SessionOpened, Event::Settled(0)] {
             happen(&mut life, &mut world, event, Sides::NONE)?;
         }
@@ -290,7 +290,7 @@ fn back(came: Sides, sent: u64) -> Event {
 }
 
 #[test]
-fn a_whole_file_goes_and_the_connection_comes_back() {
+fn a_file_is_sent_and_the_connection_is_restored() {
     let way = [
         Event::HandedOver,
         Event::Progress(4),
@@ -314,7 +314,7 @@ fn a_whole_file_goes_and_the_connection_comes_back() {
 }
 
 #[test]
-fn what_the_agent_has_moved_is_counted_with_what_the_host_moves() {
+fn bytes_moved_by_agent_and_host_are_counted_together() {
     let way = [
         Event::Ready,
         Event::Held,
@@ -342,7 +342,7 @@ fn what_the_agent_has_moved_is_counted_with_what_the_host_moves() {
 }
 
 #[test]
-fn a_side_that_does_not_come_back_is_killed_and_told() {
+fn a_connection_that_is_not_returned_is_dropped_and_reported_lost() {
     let held = [Event::Ready, Event::Held, Event::HandedOver];
     let (mut life, _) = run(Kind::Relay, &held);
     assert_eq!(
@@ -367,7 +367,7 @@ fn a_side_that_does_not_come_back_is_killed_and_told() {
 }
 
 #[test]
-fn what_is_held_and_cannot_be_given_is_let_go() {
+fn a_held_source_that_cannot_be_handed_over_is_released() {
     let held = [Event::Ready, Event::Held];
     let (mut life, _) = run(Kind::Relay, &held);
     assert_eq!(
@@ -402,7 +402,7 @@ fn a_lost_pipe_keeps_its_file_until_the_next_session() {
 }
 
 #[test]
-fn a_file_that_the_host_may_still_write_to_is_the_programs_only_in_the_next_session() {
+fn a_sink_file_is_settled_only_in_the_next_session_after_a_loss() {
     for (kind, lost) in [(Kind::Receive, SOURCE), (Kind::Copy, Sides::NONE)] {
         let mut life = Life::new(7, kind);
         for event in [

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_and_reserved_blocks_and_what_is_behind_the_end_are_gaps() {
+    fn holes_preallocated_blocks_and_ranges_behind_the_end_are_unwritten() {
         let file = [
             extent(0, 4096, false),
             extent(8192, 4096, true),
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_are_not_wholly_of_a_gap_are_written_byte_by_byte() {
+    fn partial_blocks_are_split_from_whole_ones() {
         let block = 4096;
         let whole = (4096, 8192);
         assert_eq!(pieces(whole, block), (whole, [(4096, 4096), (8192, 8192)]));

@@ -34,10 +34,11 @@ use rustix::fs::{FileType, OFlags};
 use viola_proto::agent::FileMap;
 use viola_proto::pipe::PipeId;
 
+use super::Completion;
 use super::counters::Counters;
 use super::lease::FileKey;
 use super::reason::Reason;
-use super::{Completion, CompletionSender};
+use crate::io::queue;
 use note::Notes;
 use prepared::Prepared;
 
@@ -96,7 +97,7 @@ impl Target {
         program_file: OwnedFd,
         (offset, length): (u64, u64),
         notes: Notes,
-        (results, counters): (&CompletionSender, &Arc<Counters>),
+        (results, counters): (&queue::Sender<Completion>, &Arc<Counters>),
     ) -> Result<Self, Reason> {
         let key = writable(program_file.as_fd())?;
         let end = offset.checked_add(length).filter(|e| *e <= i64::MAX as u64);
@@ -135,7 +136,7 @@ fn run_sink(
     pipe: PipeId,
     made: Result<(Prepared, FileMap), Reason>,
     requests: &Receiver<SettleRequest>,
-    results: &CompletionSender,
+    results: &queue::Sender<Completion>,
     counters: &Counters,
 ) {
     let (ready, map) = match made {

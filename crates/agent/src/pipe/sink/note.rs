@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_says_all() {
+    fn a_note_name_is_read_back() {
         let mut bytes = [0; MAX_HANDLE_BYTES];
         bytes[..3].copy_from_slice(&[1, 0xff, 7]);
         let (size, kind) = (3, 1);

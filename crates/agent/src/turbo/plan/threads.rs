@@ -81,7 +81,7 @@ mod tests {
     use super::serves_io;
 
     #[test]
-    fn threads_of_io_are_told_from_others_by_their_names() {
+    fn io_threads_are_recognised_by_name() {
         for name in [
             "jbd2/vda1-8",
             "napi/eth0-8193",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a host does with a connection that it is given.
+//! What the host does with a connection.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -12,16 +12,16 @@ use viola_proto::pipe::library::{LibraryReply, LostConnections};
 use viola_proto::pipe::{Connection, Endpoint, MAX_QUEUE_BYTES, PipeId, PipeReply, PipeRequest};
 
 use super::Bed;
-use super::wire::{CLIENT, Way};
+use super::wire::{CLIENT, Route};
 
-/// What the host was given.
+/// A pipe that was handed to the host.
 pub struct Given {
     pub pipe: PipeId,
     pub connection: Box<Connection>,
     pub bytes: Vec<u8>,
 }
 
-/// The host hears of a pipe, and reads its bytes from the image.
+/// Receives a hand-over, and reads its bytes from the image.
 pub fn given(bed: &Bed) -> Given {
     match bed.host.hear() {
         PipeRequest::Start {
@@ -46,25 +46,25 @@ pub fn given(bed: &Bed) -> Given {
     }
 }
 
-/// The host has the connection.
-pub fn put_there(bed: &Bed, given: &Given) -> OwnedFd {
-    bed.wire.lead(Way::Nowhere);
+/// Restores the connection at the host.
+pub fn restore_at_host(bed: &Bed, given: &Given) -> OwnedFd {
+    bed.wire.redirect(Route::Nowhere);
     bed.wire.settle();
     let state = from_wire(*given.connection.clone());
     let socket = bed.wire.host.tcp_socket(state.local.ip()).unwrap();
-    let ready = restore(socket.as_fd(), &state).unwrap();
-    bed.wire.lead(Way::Host);
-    ready.activate().unwrap();
+    let ready = put(socket.as_fd(), &state).unwrap();
+    bed.wire.redirect(Route::Host);
+    ready.go().unwrap();
     socket
 }
 
-/// The host gives it back, and lets packets go to the guest when the guest has it.
-pub fn give_back(bed: &Bed, pipe: PipeId, socket: OwnedFd, sent: u64, errno: i32) {
-    while unacknowledged_bytes(socket.as_fd()).unwrap() > 0 {
+/// Returns the connection, and redirects its packets to the guest when the guest has it.
+pub fn return_connection(bed: &Bed, pipe: PipeId, socket: OwnedFd, sent: u64, errno: i32) {
+    while outstanding(socket.as_fd()).unwrap() > 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    bed.wire.lead(Way::Nowhere);
-    let mut state = extract(socket.as_fd()).unwrap().detach();
+    bed.wire.redirect(Route::Nowhere);
+    let mut state = take(socket.as_fd()).unwrap().keep();
     bed.wire.settle();
     disconnect_silently(socket.as_fd()).unwrap();
     while state.unread.len() > MAX_QUEUE_BYTES {
@@ -84,31 +84,31 @@ pub fn give_back(bed: &Bed, pipe: PipeId, socket: OwnedFd, sent: u64, errno: i32
         errno,
         host_us: 0,
     });
-    assert_eq!(bed.host.hear(), PipeRequest::Restored { pipe });
-    bed.wire.lead(Way::Guest);
+    assert_eq!(bed.host.hear(), FromGuest::Taken { pipe });
+    bed.wire.redirect(Route::Guest);
 }
 
-/// The host is told to hold a connection, and does.
+/// Receives a hold, and holds the connection.
 pub fn hold(bed: &Bed) -> PipeId {
     let heard = bed.host.hear_in_time();
     let Some(PipeRequest::Hold { pipe, local, peer }) = heard else {
         panic!("not held: {heard:?}, {:?}", bed.status());
     };
     assert_eq!(peer.ip().to_string(), CLIENT.1);
-    bed.wire.lead_one(local.port(), Way::Kept);
+    bed.wire.redirect_port(local.port(), Route::Held);
     bed.wire.settle();
     bed.host.say(PipeReply::Held { pipe });
     pipe
 }
 
-/// The host lets a connection go that it has held, or the guest has taken back.
-pub fn let_go(bed: &Bed, port: u16) {
-    bed.wire.lead_one(port, Way::Guest);
+/// Redirects the packets of a held or returned connection to the guest.
+pub fn release(bed: &Bed, port: u16) {
+    bed.wire.redirect_port(port, Route::Guest);
 }
 
-/// The host has one connection of a pipe. Nobody but the client speaks on it before that.
-pub fn put_one(bed: &Bed, end: Endpoint) -> OwnedFd {
-    let Endpoint::Connection {
+/// Restores one connection of a pipe at the host. Only the client sends on it before that.
+pub fn restore_one(bed: &Bed, end: End) -> OwnedFd {
+    let End::Connection {
         connection,
         next_hop,
     } = end
@@ -118,25 +118,25 @@ pub fn put_one(bed: &Bed, end: Endpoint) -> OwnedFd {
     assert_eq!(next_hop, CLIENT.0);
     let state = from_wire(*connection);
     let socket = bed.wire.host.tcp_socket(state.local.ip()).unwrap();
-    let ready = restore(socket.as_fd(), &state).unwrap();
-    bed.wire.lead_one(state.local.port(), Way::Host);
-    ready.activate().unwrap();
+    let ready = put(socket.as_fd(), &state).unwrap();
+    bed.wire.redirect_port(state.local.port(), Route::Host);
+    ready.go().unwrap();
     socket
 }
 
-/// The host has it no more; what the peer says from now on is kept.
-pub fn take_one(bed: &Bed, socket: OwnedFd, port: u16) -> Box<Connection> {
-    while unacknowledged_bytes(socket.as_fd()).unwrap() > 0 {
+/// Extracts a connection from the host; its client's packets are held from now on.
+pub fn extract_one(bed: &Bed, socket: OwnedFd, port: u16) -> Box<Connection> {
+    while outstanding(socket.as_fd()).unwrap() > 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    bed.wire.lead_one(port, Way::Kept);
+    bed.wire.redirect_port(port, Route::Held);
     bed.wire.settle();
     let state = extract(socket.as_fd()).unwrap().detach();
     disconnect_silently(socket.as_fd()).unwrap();
     Box::new(to_wire(state).unwrap())
 }
 
-/// A connection to this end was sent so many segments again.
+/// Number of segments that the peer has retransmitted.
 pub fn sent_again(stream: &std::net::TcpStream) -> u32 {
     use std::os::fd::AsRawFd;
     let mut info = [0_u32; 60];
@@ -150,8 +150,8 @@ pub fn sent_again(stream: &std::net::TcpStream) -> u32 {
     info[25]
 }
 
-/// What a program hears at the end.
-pub fn over(id: u64, sent: u64, lost: LostConnections) -> LibraryReply {
+/// The program's last answer.
+pub fn over(id: u64, sent: u64, lost: Lost) -> Answer {
     let errno = match lost {
         LostConnections::NONE => 0,
         _ => libc::ECONNRESET,

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Messages of the host.
+
+use viola_proto::pipe::{PipeId, ToGuest};
+
+use super::Pipes;
+use super::entry::{Sink, Source};
+use crate::pipe::life::{Event, Sides};
+use crate::pipe::reason::Reason;
+
+impl Pipes {
+    /// Handles a message of the host.
+    pub fn handle_message(&mut self, message: ToGuest) {
+        match message {
+            ToGuest::Refused { pipe, why } => {
+                self.counters.set_last_detail(format!("the host: {why}"));
+                self.apply(pipe, Event::Refused, Reason::RefusedByHost);
+            }
+            ToGuest::Held { pipe } => {
+                self.apply(pipe, Event::Held, Reason::RefusedByHost);
+                self.start_drain(pipe);
+            }
+            ToGuest::Progress { pipe, sent } => {
+                let sent = self.clamp_sent(pipe, sent);
+                self.apply(pipe, Event::Progress(sent), Reason::RefusedByHost);
+            }
+            ToGuest::Unread {
+                pipe,
+                source,
+                bytes,
+            } => {
+                let side = Sides {
+                    source,
+                    sink: !source,
+                };
+                if let Some(pipe) = self.pipes.get_mut(&pipe) {
+                    let endpoints = pipe.endpoints(side);
+                    endpoints.for_each(|endpoint| endpoint.unread.extend_from_slice(&bytes.0));
+                }
+            }
+            ToGuest::Back {
+                pipe,
+                source,
+                sink,
+                sent,
+                errno,
+                spent,
+            } => {
+                let sent = self.clamp_sent(pipe, sent);
+                let came = Sides {
+                    source: source.is_some(),
+                    sink: sink.is_some(),
+                };
+                if let Some(pipe) = self.pipes.get_mut(&pipe) {
+                    pipe.spent = spent;
+                    if let Source::Socket(endpoint) = &mut pipe.source {
+                        endpoint.returned = source;
+                    }
+                    if let Sink::Socket(endpoint) = &mut pipe.sink {
+                        endpoint.returned = sink;
+                    }
+                }
+                let event = Event::Returned { came, sent, errno };
+                self.apply(pipe, event, Reason::RefusedByHost);
+            }
+        }
+    }
+
+    fn clamp_sent(&self, pipe: PipeId, sent: u64) -> u64 {
+        self.pipes
+            .get(&pipe)
+            .map_or(0, |p| sent.min(p.length - p.moved))
+    }
+}
