@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Why the agent cannot start.
+//! WithdrawReason the agent cannot start.
 
 use std::io;
 

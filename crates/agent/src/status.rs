@@ -49,7 +49,7 @@ pub struct Report {
     pub host: String,
     /// Whether the operator has paused the agent.
     pub paused: bool,
-    /// Why the DataNode's blocks may not be named; empty when they may.
+    /// WithdrawReason the DataNode's blocks may not be named; empty when they may.
     pub closed: String,
     /// Number of leases and pipes by which the host may still read or write.
     pub outstanding: u64,
@@ -83,7 +83,7 @@ pub struct VolumeReport {
     pub kind: String,
     /// State as one sentence.
     pub state: String,
-    /// Why the last refused block was refused.
+    /// WithdrawReason the last refused block was refused.
     pub refusal: Option<String>,
 }
 

@@ -43,7 +43,7 @@ fn life(kind: &'static str) {
     let (name, sum) = (host.named(1), vm.sum(&format!("{F}/blk_1")));
     vm.sh("delete 1");
     host.wait("1 is withdrawn", |s| s.held.len() == 1);
-    assert_eq!(host.why(1), Some(Why::Deleted));
+    assert_eq!(host.why(1), Some(WithdrawReason::Deleted));
     vm.sh("dd if=/dev/zero of=/tmp/d/fill bs=1M 2>/dev/null || true; sync; rm /tmp/d/fill; sync");
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert_eq!(sha256(&host.bytes(&name.data)), sum);
@@ -75,7 +75,7 @@ fn life(kind: &'static str) {
     // to the trash of a rolling upgrade, and back
     vm.sh("mv $F/blk_5* $D/trash/");
     host.wait_named(&[(2, 1012), (3, 1003), (4, 1014), (6, 1006)]);
-    assert_eq!(host.why(5), Some(Why::Moved));
+    assert_eq!(host.why(5), Some(WithdrawReason::Moved));
     vm.sh("mv $D/trash/blk_5* $F/");
     host.wait_named(&[(2, 1012), (3, 1003), (4, 1014), (5, 1005), (6, 1006)]);
 

@@ -148,7 +148,9 @@ fn remounts_unmounts_and_pauses_withdraw_everything() {
     host.wait_named(&[(1, 1001)]);
 
     vm.sh("mount -o remount,noatime /tmp/d");
-    host.wait("all is withdrawn", |s| s.withdrawn_all == [Why::Filesystem]);
+    host.wait("all is withdrawn", |s| {
+        s.withdrawn_all == [WithdrawReason::Filesystem]
+    });
     host.wait("and proven again", |s| s.proofs == 2);
     host.wait_named(&[(1, 1001)]);
 

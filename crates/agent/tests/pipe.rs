@@ -27,8 +27,8 @@ fn readable(stream: &TcpStream) -> u64 {
 }
 
 /// The program's last answer for a sent file.
-fn over(id: u64, sent: u64, errno: i32) -> Answer {
-    let lost = Lost {
+fn over(id: u64, sent: u64, errno: i32) -> LibraryReply {
+    let lost = LostConnections {
         source: false,
         sink: errno == libc::ECONNRESET,
     };
@@ -124,7 +124,7 @@ fn the_peers_end_of_file_is_read_after_the_return() {
         std::thread::sleep(Duration::from_millis(1));
     }
     bed.wire.redirect(Route::Nowhere);
-    let mut state = take(socket.as_fd()).unwrap().keep();
+    let mut state = extract(socket.as_fd()).unwrap().detach();
     state.peer_finished = true;
     bed.wire.settle();
     disconnect_silently(socket.as_fd()).unwrap();
@@ -138,7 +138,7 @@ fn the_peers_end_of_file_is_read_after_the_return() {
         errno,
         host_us: 0,
     });
-    assert_eq!(bed.host.hear(), FromGuest::Taken { pipe });
+    assert_eq!(bed.host.hear(), PipeRequest::Restored { pipe });
     bed.wire.redirect(Route::Guest);
     assert_eq!(program.end(), over(1, sent, errno));
     assert_eq!(server.read(&mut [0; 1]).unwrap(), 0);
@@ -308,9 +308,9 @@ fn a_program_that_stops_gets_its_connection_and_one_that_dies_has_it_reset() {
     program.send(1, (0, 300_000), File::open(&path).unwrap(), &server);
     let first = given(&bed);
     let socket = restore_at_host(&bed, &first);
-    program.ask(Ask::Stop { id: 1 });
+    program.ask(LibraryRequest::Stop { id: 1 });
     let pipe = first.pipe;
-    assert_eq!(bed.host.hear(), FromGuest::Stop { pipe });
+    assert_eq!(bed.host.hear(), PipeRequest::Stop { pipe });
     return_connection(&bed, pipe, socket, 0, 0);
     let (sent, errno) = (0, 0);
     assert_eq!(program.end(), over(1, sent, errno));
@@ -386,7 +386,7 @@ fn an_ending_agent_first_gets_its_pipes_back() {
     let socket = restore_at_host(&bed, &given);
     bed.terminate_agent();
     let pipe = given.pipe;
-    assert_eq!(bed.host.hear(), FromGuest::Stop { pipe });
+    assert_eq!(bed.host.hear(), PipeRequest::Stop { pipe });
     return_connection(&bed, pipe, socket, 0, 0);
     let (sent, errno) = (0, 0);
     assert_eq!(program.end(), over(1, sent, errno));

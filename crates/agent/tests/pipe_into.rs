@@ -80,7 +80,7 @@ impl Given {
             errno: 0,
             host_us: 0,
         });
-        assert_eq!(bed.host.hear(), FromGuest::Taken { pipe });
+        assert_eq!(bed.host.hear(), PipeRequest::Restored { pipe });
         release(bed, port);
     }
 }
@@ -145,7 +145,7 @@ fn uploads_are_right_at_every_offset() {
         let _ = std::fs::read(&path).unwrap();
         sender.join().unwrap();
         given.return_connection(&bed, &server, sent);
-        assert_eq!(program.end(), over(id, length, Lost::NONE));
+        assert_eq!(program.end(), over(id, length, LostConnections::NONE));
         let is = std::fs::read(&path).unwrap();
         assert_eq!(is.len(), wanted.len(), "{n}");
         assert!(is == wanted, "{n}: other bytes");
@@ -203,9 +203,9 @@ fn nobody_changes_the_file_while_the_host_writes_to_it() {
     let (_client, second) = bed.connection();
     program.request(receive(2, 0, 10), &second, &file);
     let errno = libc::EAGAIN;
-    assert_eq!(program.end(), Answer::Refused { id: 2, errno });
+    assert_eq!(program.end(), LibraryReply::Refused { id: 2, errno });
     given.return_connection(&bed, &server, 0);
-    assert_eq!(program.end(), over(1, 0, Lost::NONE));
+    assert_eq!(program.end(), over(1, 0, LostConnections::NONE));
     assert!(std::fs::read(&path).unwrap() == bytes(50_000));
     file.write_all_at(b"x", 20).unwrap();
     std::fs::rename(&other, &path).unwrap();
@@ -229,9 +229,9 @@ fn an_upload_that_ends_early_leaves_its_first_bytes() {
     let sent = one.work(&bed, 197_000);
     program.ask(LibraryRequest::Stop { id: 1 });
     let pipe = one.pipe;
-    assert_eq!(bed.host.hear(), FromGuest::Stop { pipe });
+    assert_eq!(bed.host.hear(), PipeRequest::Stop { pipe });
     one.return_connection(&bed, &server, sent);
-    assert_eq!(program.end(), over(1, 200_000, Lost::NONE));
+    assert_eq!(program.end(), over(1, 200_000, LostConnections::NONE));
     let is = std::fs::read(&path).unwrap();
     assert!(is.len() == 201_000 && is[1000..] == body[..200_000] && is[..1000] == [0; 1000]);
     // everything arrives before the host gets it: the agent writes it
@@ -239,9 +239,9 @@ fn an_upload_that_ends_early_leaves_its_first_bytes() {
     bed.wait("it has come", |_| readable(&server) == 30_000);
     program.request(receive(2, 201_000, 30_000), &server, &file);
     let pipe = hold(&bed);
-    assert_eq!(bed.host.hear(), FromGuest::Stop { pipe });
+    assert_eq!(bed.host.hear(), PipeRequest::Stop { pipe });
     release(&bed, server.local_addr().unwrap().port());
-    assert_eq!(program.end(), over(2, 30_000, Lost::NONE));
+    assert_eq!(program.end(), over(2, 30_000, LostConnections::NONE));
     assert!(std::fs::read(&path).unwrap()[1000..] == body[..230_000]);
     // the peer ends
     client.write_all(&body[230_000..240_000]).unwrap();
@@ -253,7 +253,7 @@ fn an_upload_that_ends_early_leaves_its_first_bytes() {
     client.shutdown(Shutdown::Write).unwrap();
     let sent = three.work(&bed, u64::MAX);
     three.return_connection(&bed, &server, sent);
-    assert_eq!(program.end(), over(3, 270_000, Lost::NONE));
+    assert_eq!(program.end(), over(3, 270_000, LostConnections::NONE));
     assert!(std::fs::read(&path).unwrap()[1000..] == body[..]);
     assert_eq!((&server).read(&mut [0; 1]).unwrap(), 0);
     assert!(!is_fixed(&path) && is_clean(&bed));
@@ -269,8 +269,8 @@ fn a_stop_during_preparation_is_immediate() {
     file.write_all_at(&bytes(5000), 0).unwrap();
     for id in 1..=3 {
         program.request(receive(id, 4000, 40 << 20), &server, &file);
-        program.ask(Ask::Stop { id });
-        assert_eq!(program.end(), over(id, 0, Lost::NONE));
+        program.ask(LibraryRequest::Stop { id });
+        assert_eq!(program.end(), over(id, 0, LostConnections::NONE));
         assert!(!is_fixed(&path) && is_clean(&bed));
         assert!(std::fs::read(&path).unwrap() == bytes(5000));
     }
@@ -285,7 +285,7 @@ fn a_gone_program_or_a_refusing_host_leaves_the_file_as_it_was() {
     file.write_all_at(&bytes(5000), 0).unwrap();
     let program = bed.program();
     program.request(receive(1, 5000, 100_000), &server, &file);
-    let FromGuest::Hold { pipe, .. } = bed.host.hear() else {
+    let PipeRequest::Hold { pipe, .. } = bed.host.hear() else {
         panic!("not held");
     };
     assert!(is_fixed(&path));
@@ -297,7 +297,7 @@ fn a_gone_program_or_a_refusing_host_leaves_the_file_as_it_was() {
     assert!(std::fs::read(&path).unwrap() == bytes(5000));
     // gone while the source is held
     program.request(receive(2, 5000, 100_000), &server, &file);
-    let FromGuest::Hold { pipe, .. } = bed.host.hear() else {
+    let PipeRequest::Hold { pipe, .. } = bed.host.hear() else {
         panic!("not held");
     };
     drop(program);
@@ -401,7 +401,7 @@ fn files_that_the_host_cannot_write_are_refused() {
     let mut refused = |file: &File, part: (u64, u64), errno: i32, what: &str| {
         id += 1;
         program.request(receive(id, part.0, part.1), &server, file);
-        assert_eq!(program.end(), Answer::Refused { id, errno }, "{what}");
+        assert_eq!(program.end(), LibraryReply::Refused { id, errno }, "{what}");
     };
     let never = libc::EOPNOTSUPP;
     let some = (0, 9000);
@@ -492,7 +492,7 @@ fn a_program_that_maps_the_file_meanwhile_sees_what_the_host_has_written() {
     client.write_all(&bytes(20_000)).unwrap();
     let sent = given.work(&bed, u64::MAX);
     given.return_connection(&bed, &server, sent);
-    assert_eq!(program.end(), over(1, 20_000, Lost::NONE));
+    assert_eq!(program.end(), over(1, 20_000, LostConnections::NONE));
     assert_eq!(map.first(), bytes(1)[0]);
     assert!(std::fs::read(&path).unwrap() == bytes(20_000));
     sync(&file);

@@ -118,7 +118,7 @@ impl Proxy {
         } = given;
         let sink = Some(extract_one(&self.bed, sink.into(), to));
         let source = Some(extract_one(&self.bed, source.into(), from));
-        self.bed.host.say(ToGuest::Back {
+        self.bed.host.say(PipeReply::Finished {
             pipe,
             source,
             sink,
@@ -126,7 +126,7 @@ impl Proxy {
             errno: 0,
             host_us: 0,
         });
-        assert_eq!(self.bed.host.hear(), FromGuest::Taken { pipe });
+        assert_eq!(self.bed.host.hear(), PipeRequest::Restored { pipe });
         release(&self.bed, from);
         release(&self.bed, to);
     }
@@ -175,7 +175,7 @@ fn a_sender_that_never_stops_loses_nothing() {
         rustix::io::ioctl_fionread(&proxy.source).unwrap() > 0
     });
     let length = HOST as u64;
-    let ask = Ask::Relay { id: 1, length };
+    let ask = LibraryRequest::Relay { id: 1, length };
     program.request(ask, &proxy.source, &proxy.sink);
     let pipe = hold(&proxy.bed);
     let mut given = proxy.given(pipe);
@@ -197,7 +197,7 @@ fn a_sender_that_never_stops_loses_nothing() {
     given.source.set_nonblocking(true).unwrap();
     let _ = given.source.read_to_end(&mut rest);
     proxy.return_connection(given, sent);
-    assert_eq!(program.end(), over(1, length, Lost::NONE));
+    assert_eq!(program.end(), over(1, length, LostConnections::NONE));
     let mut last = vec![0; ALL - FIRST - HOST - rest.len()];
     proxy.source.read_exact(&mut last).unwrap();
     let speaker = sender.join().unwrap();
@@ -225,10 +225,10 @@ fn a_peer_that_does_not_read_is_refused_after_a_timeout() {
         std::thread::sleep(Duration::from_millis(20));
     }
     let length = 1 << 30;
-    let ask = Ask::Relay { id: 1, length };
+    let ask = LibraryRequest::Relay { id: 1, length };
     program.request(ask, &proxy.source, &proxy.sink);
     let pipe = hold(&proxy.bed);
-    assert_eq!(proxy.bed.host.hear(), FromGuest::Stop { pipe });
+    assert_eq!(proxy.bed.host.hear(), PipeRequest::Stop { pipe });
     release(&proxy.bed, port(&proxy.source));
     let errno = libc::EAGAIN;
     assert_eq!(program.end(), LibraryReply::Refused { id: 1, errno });
@@ -263,7 +263,11 @@ fn a_peer_that_reads_slowly_gets_everything_in_its_order() {
         .bed
         .wait("it has come", |_| readable(&proxy.source) > 50_000);
     let length = ALL as u64;
-    program.request(Ask::Relay { id: 1, length }, &proxy.source, &proxy.sink);
+    program.request(
+        LibraryRequest::Relay { id: 1, length },
+        &proxy.source,
+        &proxy.sink,
+    );
     let pipe = hold(&proxy.bed);
     assert!(proxy.bed.host.is_quiet(), "given with full queues");
     let hearer = std::thread::spawn({
@@ -285,7 +289,7 @@ fn a_peer_that_reads_slowly_gets_everything_in_its_order() {
     sender.join().unwrap();
     hearer.join().unwrap();
     proxy.return_connection(given, sent);
-    assert_eq!(program.end(), over(1, length, Lost::NONE));
+    assert_eq!(program.end(), over(1, length, LostConnections::NONE));
     proxy.talk();
 }
 
@@ -303,9 +307,9 @@ fn the_end_of_the_source_ends_the_pipe_in_every_state() {
     };
     program.request(relay(1), &proxy.source, &proxy.sink);
     let pipe = hold(&proxy.bed);
-    assert_eq!(proxy.bed.host.hear(), FromGuest::Stop { pipe });
+    assert_eq!(proxy.bed.host.hear(), PipeRequest::Stop { pipe });
     release(&proxy.bed, port(&proxy.source));
-    assert_eq!(program.end(), over(1, 20_000, Lost::NONE));
+    assert_eq!(program.end(), over(1, 20_000, LostConnections::NONE));
     hearer.join().unwrap();
     assert_eq!(proxy.source.read(&mut [0; 1]).unwrap(), 0);
 
@@ -322,7 +326,7 @@ fn the_end_of_the_source_ends_the_pipe_in_every_state() {
     end.join().unwrap();
     hearer.join().unwrap();
     proxy.return_connection(given, 3_000_000);
-    assert_eq!(program.end(), over(2, 3_000_000, Lost::NONE));
+    assert_eq!(program.end(), over(2, 3_000_000, LostConnections::NONE));
     assert_eq!(proxy.source.read(&mut [0; 1]).unwrap(), 0);
 }
 
@@ -336,7 +340,7 @@ fn a_program_may_stop_or_go_in_every_state() {
     let program = proxy.bed.program();
     // while the host is asked to hold it
     program.request(relay(1), &proxy.source, &proxy.sink);
-    let FromGuest::Hold { pipe, .. } = proxy.bed.host.hear() else {
+    let PipeRequest::Hold { pipe, .. } = proxy.bed.host.hear() else {
         panic!("not held");
     };
     program.ask(LibraryRequest::Stop { id: 1 });
@@ -347,14 +351,14 @@ fn a_program_may_stop_or_go_in_every_state() {
     program.request(relay(2), &proxy.source, &proxy.sink);
     let pipe = hold(&proxy.bed);
     let given = proxy.given(pipe);
-    program.ask(Ask::Stop { id: 2 });
-    assert_eq!(proxy.bed.host.hear(), FromGuest::Stop { pipe });
+    program.ask(LibraryRequest::Stop { id: 2 });
+    assert_eq!(proxy.bed.host.hear(), PipeRequest::Stop { pipe });
     proxy.return_connection(given, 0);
-    assert_eq!(program.end(), over(2, 0, Lost::NONE));
+    assert_eq!(program.end(), over(2, 0, LostConnections::NONE));
     proxy.talk();
     // a gone program, while the source is held
     program.request(relay(3), &proxy.source, &proxy.sink);
-    let FromGuest::Hold { pipe, .. } = proxy.bed.host.hear() else {
+    let PipeRequest::Hold { pipe, .. } = proxy.bed.host.hear() else {
         panic!("not held");
     };
     drop(program);
@@ -395,7 +399,7 @@ fn a_side_that_is_not_returned_is_lost_and_the_other_continues() {
     let given = proxy.given(pipe);
     let from = port(&proxy.source);
     let source = Some(extract_one(&proxy.bed, given.source.into(), from));
-    proxy.bed.host.say(ToGuest::Back {
+    proxy.bed.host.say(PipeReply::Finished {
         pipe,
         source,
         sink: None,
@@ -403,7 +407,7 @@ fn a_side_that_is_not_returned_is_lost_and_the_other_continues() {
         errno: libc::EPIPE,
         host_us: 0,
     });
-    assert_eq!(proxy.bed.host.hear(), FromGuest::Taken { pipe });
+    assert_eq!(proxy.bed.host.hear(), PipeRequest::Restored { pipe });
     release(&proxy.bed, from);
     let (source, sink) = (false, true);
     assert_eq!(program.end(), over(1, 0, LostConnections { source, sink }));
@@ -434,7 +438,7 @@ fn relays_that_cannot_be_made_are_refused() {
     let (_client, one) = bed.connection();
     let (_client, two) = bed.connection();
     let program = bed.program();
-    let relay = |id, length| Ask::Relay { id, length };
+    let relay = |id, length| LibraryRequest::Relay { id, length };
     program.request(relay(1, 1), &one, &two);
     let errno = libc::EOPNOTSUPP;
     assert_eq!(program.end(), LibraryReply::Refused { id: 1, errno });
@@ -444,13 +448,13 @@ fn relays_that_cannot_be_made_are_refused() {
     let (_client, two) = bed.connection();
     let program = bed.program();
     program.request(relay(1, 1), &one, one.try_clone().unwrap());
-    assert_eq!(program.end(), Answer::Refused { id: 1, errno });
+    assert_eq!(program.end(), LibraryReply::Refused { id: 1, errno });
     program.request(relay(2, 0), &one, &two);
     let errno = libc::EINVAL;
-    assert_eq!(program.end(), Answer::Refused { id: 2, errno });
+    assert_eq!(program.end(), LibraryReply::Refused { id: 2, errno });
     // the host may refuse it
     program.request(relay(3, 1), &one, &two);
-    let FromGuest::Hold { pipe, .. } = bed.host.hear() else {
+    let PipeRequest::Hold { pipe, .. } = bed.host.hear() else {
         panic!("not held");
     };
     let why = "no".to_owned();

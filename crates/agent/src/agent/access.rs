@@ -50,7 +50,7 @@ impl Agent {
         self.paused || self.end_by.is_some() || !self.access.is_open()
     }
 
-    /// Why access is closed, for the status; empty while it is open.
+    /// WithdrawReason access is closed, for the status; empty while it is open.
     pub(super) fn why_closed(&self) -> String {
         truncate_text(self.access.why().to_owned())
     }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use viola_proto::agent::{Lease, Why};
+use viola_proto::agent::{Lease, WithdrawReason};
 
 use super::volume::Volume;
 use super::{Agent, Millis};
@@ -61,7 +61,7 @@ impl Agent {
 
     /// Carries out the ledger's decisions.
     pub(super) fn dispatch_actions(&mut self, now: Millis) {
-        let mut withdrawals: BTreeMap<Why, Vec<Lease>> = BTreeMap::new();
+        let mut withdrawals: BTreeMap<WithdrawReason, Vec<Lease>> = BTreeMap::new();
         for action in self.ledger.take_actions() {
             match action {
                 Action::Name(id, lease) => self.send_name(now, id, lease),

@@ -29,8 +29,8 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
-use viola_proto::agent::{FrameReader, FrameWriter, FromAgent, FsId, Why};
-use viola_proto::pipe::FromGuest;
+use viola_proto::agent::{FrameReader, FrameWriter, FromAgent, FsId, WithdrawReason};
+use viola_proto::pipe::PipeRequest;
 
 use crate::blocks::access::Access;
 use crate::blocks::block::Disposition;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Answers `viola-agent status`, `pause` and `resume`.
 
-use viola_proto::agent::{Stats, Why};
+use viola_proto::agent::{Stats, WithdrawReason};
 
 use super::volume::Volume;
 use super::{Agent, Millis, WITHDRAW_TIMEOUT};
@@ -47,7 +47,7 @@ impl Agent {
         self.ledger.pause(self.is_paused());
         if paused {
             for fs in self.volumes.keys().copied().collect::<Vec<_>>() {
-                self.withdraw_all(now, fs, Disposition::Remap, Why::Filesystem);
+                self.withdraw_all(now, fs, Disposition::Remap, WithdrawReason::Filesystem);
             }
         }
     }

@@ -70,7 +70,7 @@ pub struct Volume {
     pub relocated_at: Millis,
     /// The linker is stuck: the file system is frozen, or too slow.
     pub frozen: bool,
-    /// Why the last refused block was refused.
+    /// WithdrawReason the last refused block was refused.
     pub refusal: Option<String>,
 }
 
@@ -151,7 +151,7 @@ impl Identity {
         let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
         // SAFETY: all zeros is a valid statfs.
         let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
-        // SAFETY: the path end_by in NUL, and the structure is ours to be written.
+        // SAFETY: the path ends in NUL, and the structure is ours to be written.
         if unsafe { libc::statfs(path.as_ptr(), &raw mut stat) } < 0 {
             return Err(std::io::Error::last_os_error());
         }

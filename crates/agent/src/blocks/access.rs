@@ -77,7 +77,7 @@ impl Access {
         self.refused
     }
 
-    /// Why access is closed, as one sentence; empty while it is open.
+    /// WithdrawReason access is closed, as one sentence; empty while it is open.
     pub fn why(&self) -> &str {
         if self.is_open() { "" } else { &self.why }
     }

@@ -26,7 +26,7 @@ pub struct HostPort {
     writer: FrameWriter,
     /// The port is polled or opened again at this time.
     reopen_at: Instant,
-    /// Why the port cannot be opened.
+    /// WithdrawReason the port cannot be opened.
     pub why: Option<String>,
 }
 

@@ -54,7 +54,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use viola_proto::agent::{FileMap, FsId};
-use viola_proto::pipe::{FromGuest, PipeId};
+use viola_proto::pipe::{PipeId, PipeRequest};
 
 pub use engine::{Pipes, Wakeups};
 pub use reason::Reason;

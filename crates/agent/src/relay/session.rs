@@ -112,7 +112,7 @@ impl Session {
         matches!(self.state, State::Disconnected | State::HelloSent(_))
     }
 
-    /// Why the host has refused the session.
+    /// WithdrawReason the host has refused the session.
     #[must_use]
     pub fn refusal(&self) -> Option<&str> {
         self.refusal.as_deref()

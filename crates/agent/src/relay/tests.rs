@@ -27,8 +27,8 @@ fn frame(kind: FrameKind, session: u64, payload: &[u8]) -> Frame<'_> {
 }
 
 /// Frames that the session has sent since the last call.
-fn said(session: &mut Session) -> Vec<(Kind, u64, Vec<u8>)> {
-    let mut frames = Frames::of_agent();
+fn said(session: &mut Session) -> Vec<(FrameKind, u64, Vec<u8>)> {
+    let mut frames = FrameReader::from_agent();
     let out = session.out().to_vec();
     session.sent(out.len());
     let mut out = &out[..];
@@ -149,7 +149,7 @@ fn a_silent_host_is_lost_while_requests_are_pending() {
     assert!((4..=5).contains(&pings), "{pings}");
     assert!(session.tick(105_000, 0));
     // a host that answers pings is alive
-    session.handle(105_000, frame(Kind::Pong, 7, &[]), 0);
+    session.handle(105_000, frame(FrameKind::Pong, 7, &[]), 0);
     session.bytes_received(105_000, false, true);
     assert!(!session.tick(109_000, 0));
     // a host that never completes a frame is lost

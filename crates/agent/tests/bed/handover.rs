@@ -52,19 +52,19 @@ pub fn restore_at_host(bed: &Bed, given: &Given) -> OwnedFd {
     bed.wire.settle();
     let state = from_wire(*given.connection.clone());
     let socket = bed.wire.host.tcp_socket(state.local.ip()).unwrap();
-    let ready = put(socket.as_fd(), &state).unwrap();
+    let ready = restore(socket.as_fd(), &state).unwrap();
     bed.wire.redirect(Route::Host);
-    ready.go().unwrap();
+    ready.activate().unwrap();
     socket
 }
 
 /// Returns the connection, and redirects its packets to the guest when the guest has it.
 pub fn return_connection(bed: &Bed, pipe: PipeId, socket: OwnedFd, sent: u64, errno: i32) {
-    while outstanding(socket.as_fd()).unwrap() > 0 {
+    while unacknowledged_bytes(socket.as_fd()).unwrap() > 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
     bed.wire.redirect(Route::Nowhere);
-    let mut state = take(socket.as_fd()).unwrap().keep();
+    let mut state = extract(socket.as_fd()).unwrap().detach();
     bed.wire.settle();
     disconnect_silently(socket.as_fd()).unwrap();
     while state.unread.len() > MAX_QUEUE_BYTES {
@@ -84,7 +84,7 @@ pub fn return_connection(bed: &Bed, pipe: PipeId, socket: OwnedFd, sent: u64, er
         errno,
         host_us: 0,
     });
-    assert_eq!(bed.host.hear(), FromGuest::Taken { pipe });
+    assert_eq!(bed.host.hear(), PipeRequest::Restored { pipe });
     bed.wire.redirect(Route::Guest);
 }
 
@@ -107,8 +107,8 @@ pub fn release(bed: &Bed, port: u16) {
 }
 
 /// Restores one connection of a pipe at the host. Only the client sends on it before that.
-pub fn restore_one(bed: &Bed, end: End) -> OwnedFd {
-    let End::Connection {
+pub fn restore_one(bed: &Bed, end: Endpoint) -> OwnedFd {
+    let Endpoint::Connection {
         connection,
         next_hop,
     } = end
@@ -118,15 +118,15 @@ pub fn restore_one(bed: &Bed, end: End) -> OwnedFd {
     assert_eq!(next_hop, CLIENT.0);
     let state = from_wire(*connection);
     let socket = bed.wire.host.tcp_socket(state.local.ip()).unwrap();
-    let ready = put(socket.as_fd(), &state).unwrap();
+    let ready = restore(socket.as_fd(), &state).unwrap();
     bed.wire.redirect_port(state.local.port(), Route::Host);
-    ready.go().unwrap();
+    ready.activate().unwrap();
     socket
 }
 
 /// Extracts a connection from the host; its client's packets are held from now on.
 pub fn extract_one(bed: &Bed, socket: OwnedFd, port: u16) -> Box<Connection> {
-    while outstanding(socket.as_fd()).unwrap() > 0 {
+    while unacknowledged_bytes(socket.as_fd()).unwrap() > 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
     bed.wire.redirect_port(port, Route::Held);
@@ -151,7 +151,7 @@ pub fn sent_again(stream: &std::net::TcpStream) -> u32 {
 }
 
 /// The program's last answer.
-pub fn over(id: u64, sent: u64, lost: Lost) -> Answer {
+pub fn over(id: u64, sent: u64, lost: LostConnections) -> LibraryReply {
     let errno = match lost {
         LostConnections::NONE => 0,
         _ => libc::ECONNRESET,

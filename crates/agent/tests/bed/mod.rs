@@ -253,11 +253,11 @@ impl Program {
 
     pub fn send(&self, id: u64, range: (u64, u64), file: impl AsFd, socket: impl AsFd) {
         let (offset, length) = range;
-        self.request(Ask::Send { id, offset, length }, file, socket);
+        self.request(LibraryRequest::Send { id, offset, length }, file, socket);
     }
 
     /// Sends a request with its two descriptors.
-    pub fn request(&self, ask: Ask, source: impl AsFd, sink: impl AsFd) {
+    pub fn request(&self, ask: LibraryRequest, source: impl AsFd, sink: impl AsFd) {
         let ask = ask.encode();
         let fds = [source.as_fd(), sink.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -273,8 +273,8 @@ impl Program {
     }
 
     /// The next answer; `None` when the agent has disconnected.
-    pub fn answer(&self) -> Option<Answer> {
-        let mut bytes = [0; PACKET + 1];
+    pub fn answer(&self) -> Option<LibraryReply> {
+        let mut bytes = [0; PACKET_BYTES + 1];
         let (got, _) = recv(&self.0, &mut bytes[..], RecvFlags::empty()).unwrap();
         (got > 0).then(|| LibraryReply::decode(&bytes[..got]).unwrap())
     }
@@ -293,8 +293,8 @@ impl Program {
 pub struct Host {
     listener: UnixListener,
     image: PathBuf,
-    heard: Receiver<FromGuest>,
-    tell: Sender<FromGuest>,
+    heard: Receiver<PipeRequest>,
+    tell: Sender<PipeRequest>,
     /// Number of accepted proofs.
     proofs: Arc<AtomicU64>,
     stream: std::sync::Mutex<Option<UnixStream>>,
@@ -338,7 +338,7 @@ impl Host {
         self.hear_in_time().unwrap()
     }
 
-    pub fn hear_in_time(&self) -> Option<FromGuest> {
+    pub fn hear_in_time(&self) -> Option<PipeRequest> {
         self.heard.recv_timeout(TIMEOUT).ok()
     }
 

@@ -19,7 +19,7 @@ pub const GUEST: ([u8; 6], &str) = ([2, 0, 0, 0, 0, 2], "10.98.0.2");
 
 /// Where the client's packets go, and whose packets reach the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Route {
     Nowhere,
     Guest,
     Host,
@@ -29,12 +29,12 @@ pub enum Way {
 
 /// The routes by the guest's port.
 struct Routes {
-    all: Way,
-    some: BTreeMap<u16, Way>,
+    all: Route,
+    some: BTreeMap<u16, Route>,
 }
 
 impl Routes {
-    fn of(&self, port: u16) -> Way {
+    fn of(&self, port: u16) -> Route {
         self.some.get(&port).copied().unwrap_or(self.all)
     }
 }
@@ -108,7 +108,7 @@ impl Wire {
         let (host, c) = space(GUEST, CLIENT);
         let board = Arc::new(Board {
             routes: Mutex::new(Routes {
-                all: Way::Guest,
+                all: Route::Guest,
                 some: BTreeMap::new(),
             }),
             quiet: AtomicU64::new(0),
@@ -126,13 +126,13 @@ impl Wire {
     }
 
     /// Routes all connections.
-    pub fn redirect(&self, way: Way) {
+    pub fn redirect(&self, way: Route) {
         let mut routes = self.board.routes.lock().unwrap();
         (routes.all, routes.some) = (way, BTreeMap::new());
     }
 
     /// Routes the connections of one port of the guest.
-    pub fn redirect_port(&self, port: u16, way: Way) {
+    pub fn redirect_port(&self, port: u16, way: Route) {
         self.board.routes.lock().unwrap().some.insert(port, way);
     }
 
@@ -172,10 +172,10 @@ fn carry(mut taps: [File; 3], board: &Board) {
         // in order, before all later packets
         kept.retain(|port, frames| {
             let to = match routes.of(*port) {
-                Way::Kept => return true,
-                Way::Nowhere => return false,
-                Way::Guest => 1,
-                Way::Host => 2,
+                Route::Held => return true,
+                Route::Nowhere => return false,
+                Route::Guest => 1,
+                Route::Host => 2,
             };
             for frame in frames {
                 let _ = taps[to].write(frame);
@@ -195,13 +195,13 @@ fn carry(mut taps: [File; 3], board: &Board) {
             let at = if from == 0 { head + 2 } else { head };
             let port = u16::from_be_bytes([frame[at], frame[at + 1]]);
             let to = match (from, routes.of(port)) {
-                (0, Way::Kept) => {
+                (0, Route::Held) => {
                     kept.entry(port).or_default().push(frame[..size].to_vec());
                     continue;
                 }
-                (0, Way::Guest) => 1,
-                (0, Way::Host) => 2,
-                (1, Way::Guest | Way::Kept) | (2, Way::Host) => 0,
+                (0, Route::Guest) => 1,
+                (0, Route::Host) => 2,
+                (1, Route::Guest | Route::Held) | (2, Route::Host) => 0,
                 _ => continue,
             };
             let _ = taps[to].write(&frame[..size]);

@@ -23,7 +23,7 @@ pub struct State {
     /// Leases whose withdrawal is not confirmed.
     pub held: BTreeSet<Lease>,
     /// All withdrawals: block, stamp, reason.
-    pub withdrawn: Vec<(i64, u64, Why)>,
+    pub withdrawn: Vec<(i64, u64, WithdrawReason)>,
     /// Reasons of the withdrawals of whole file systems.
     pub withdrawn_all: Vec<WithdrawReason>,
     pub hellos: usize,
@@ -123,7 +123,7 @@ impl Host {
     }
 
     /// The reason of a block's last withdrawal.
-    pub fn why(&self, id: i64) -> Option<Why> {
+    pub fn why(&self, id: i64) -> Option<WithdrawReason> {
         let state = self.state();
         let all = state.withdrawn.iter().rev();
         all.map(|(of, _, why)| (*of, *why))

@@ -65,7 +65,7 @@ fn an_event_restarts_the_quiet_time() {
 
 #[test]
 fn a_deleted_block_keeps_its_links_until_the_host_confirms() {
-    let mut b = withdrawn(Why::Deleted, Disposition::Forget);
+    let mut b = withdrawn(WithdrawReason::Deleted, Disposition::Forget);
     assert_eq!(b.tick(6999, &T), None);
     let again = Some(Effect::Withdraw {
         lease: 1,
@@ -83,7 +83,7 @@ fn a_deleted_block_keeps_its_links_until_the_host_confirms() {
 
 #[test]
 fn a_new_session_ends_old_leases() {
-    let mut b = withdrawn(Why::Deleted, Disposition::Forget);
+    let mut b = withdrawn(WithdrawReason::Deleted, Disposition::Forget);
     assert_eq!(b.session_opened(6000, &T), Some(Effect::Unlink));
     let mut b = named();
     assert_eq!(b.session_opened(6000, &T), None);
@@ -173,7 +173,7 @@ fn a_block_that_the_host_refuses_is_unlinked() {
 
 #[test]
 fn a_block_that_comes_back_is_linked_anew_after_its_unlink() {
-    let mut b = withdrawn(Why::Moved, Disposition::Forget);
+    let mut b = withdrawn(WithdrawReason::Moved, Disposition::Forget);
     assert_eq!(b.appeared(5500, &T), None);
     assert_eq!(b.host_withdrew(6000, &T, 1), Some(Effect::Unlink));
     assert_eq!(b.unlink_done(6001, &T, true), None);

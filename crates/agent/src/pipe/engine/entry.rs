@@ -26,7 +26,7 @@ pub(super) struct Pipe {
     /// Addresses of a source that is to be held.
     pub(super) ends: Option<(SocketAddr, SocketAddr)>,
     pub(super) drain: Option<DrainPoll>,
-    /// Why the pipe is refused.
+    /// WithdrawReason the pipe is refused.
     pub(super) reason: Option<Reason>,
     /// How long the host had the pipe, in microseconds.
     pub(super) host_us: u64,

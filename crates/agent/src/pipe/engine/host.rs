@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Messages of the host.
 
-use viola_proto::pipe::{PipeId, ToGuest};
+use viola_proto::pipe::{PipeId, PipeReply};
 
 use super::Pipes;
 use super::entry::{Sink, Source};
@@ -10,21 +10,21 @@ use crate::pipe::reason::Reason;
 
 impl Pipes {
     /// Handles a message of the host.
-    pub fn handle_message(&mut self, message: ToGuest) {
+    pub fn handle_message(&mut self, message: PipeReply) {
         match message {
-            ToGuest::Refused { pipe, why } => {
+            PipeReply::Refused { pipe, why } => {
                 self.counters.set_last_detail(format!("the host: {why}"));
                 self.apply(pipe, Event::Refused, Reason::RefusedByHost);
             }
-            ToGuest::Held { pipe } => {
+            PipeReply::Held { pipe } => {
                 self.apply(pipe, Event::Held, Reason::RefusedByHost);
                 self.start_drain(pipe);
             }
-            ToGuest::Progress { pipe, sent } => {
+            PipeReply::Progress { pipe, sent } => {
                 let sent = self.clamp_sent(pipe, sent);
                 self.apply(pipe, Event::Progress(sent), Reason::RefusedByHost);
             }
-            ToGuest::Unread {
+            PipeReply::Unread {
                 pipe,
                 source,
                 bytes,
@@ -38,13 +38,13 @@ impl Pipes {
                     endpoints.for_each(|endpoint| endpoint.unread.extend_from_slice(&bytes.0));
                 }
             }
-            ToGuest::Back {
+            PipeReply::Finished {
                 pipe,
                 source,
                 sink,
                 sent,
                 errno,
-                spent,
+                host_us,
             } => {
                 let sent = self.clamp_sent(pipe, sent);
                 let came = Sides {
@@ -52,7 +52,7 @@ impl Pipes {
                     sink: sink.is_some(),
                 };
                 if let Some(pipe) = self.pipes.get_mut(&pipe) {
-                    pipe.spent = spent;
+                    pipe.host_us = host_us;
                     if let Source::Socket(endpoint) = &mut pipe.source {
                         endpoint.returned = source;
                     }

@@ -27,8 +27,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit, setrlimit};
-use viola_proto::pipe::library::Answer;
-use viola_proto::pipe::{FromGuest, PipeId};
+use viola_proto::pipe::library::LibraryReply;
+use viola_proto::pipe::{PipeId, PipeRequest};
 
 use super::counters::Counters;
 use super::lease::Leases;
@@ -300,7 +300,7 @@ impl Pipes {
         }
     }
 
-    fn send(&mut self, message: FromGuest) {
+    fn send(&mut self, message: PipeRequest) {
         if let Some(epoch) = self.host_state.epoch {
             self.outbox.push_back(Outgoing { epoch, message });
         }

@@ -2,7 +2,7 @@
 //! Packets of the programs.
 
 use viola_proto::pipe::PipeId;
-use viola_proto::pipe::library::{Answer, Ask};
+use viola_proto::pipe::library::{LibraryReply, LibraryRequest};
 
 use super::Pipes;
 use super::start::Request;
@@ -17,12 +17,12 @@ impl Pipes {
             Incoming::Nothing => {}
             Incoming::Gone => self.disconnect(program),
             // a pipe that has ended needs no stop
-            Incoming::Ask(Ask::Stop { id }, _) => {
+            Incoming::Ask(LibraryRequest::Stop { id }, _) => {
                 if let Some(pipe) = self.find(program, id) {
                     self.apply(pipe, Event::Stop, Reason::RefusedByHost);
                 }
             }
-            Incoming::Ask(Ask::Reset { id }, _) => {
+            Incoming::Ask(LibraryRequest::Reset { id }, _) => {
                 if let Some(pipe) = self.find(program, id) {
                     self.apply(pipe, Event::ProgramGone, Reason::RefusedByHost);
                 }
@@ -35,7 +35,7 @@ impl Pipes {
                 if let Err(reason) = self.begin(program, request, fds) {
                     self.counters.count_refusal(reason);
                     let (id, errno) = (request.id, reason.errno());
-                    let refused = Answer::Refused { id, errno };
+                    let refused = LibraryReply::Refused { id, errno };
                     if !self.programs.answer(program, &refused) {
                         self.disconnect(program);
                     }

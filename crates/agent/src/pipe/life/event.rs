@@ -99,7 +99,7 @@ pub enum Event {
         came: Sides,
         /// Bytes that the host has moved.
         sent: u64,
-        /// Why the pipe ended early; 0 when it did not.
+        /// WithdrawReason the pipe ended early; 0 when it did not.
         errno: i32,
     },
     /// The returned connections were restored, except for these.

@@ -82,7 +82,7 @@ pub struct Plan {
     pub mode: Mode,
 }
 
-/// Why there can be no turbo vCPU, as one sentence.
+/// WithdrawReason there can be no turbo vCPU, as one sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Unavailable(pub String);
