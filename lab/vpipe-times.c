@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sends files by vpipe_file and says when: times FOLDER PORT
-   Numbers are 8 bytes, the most significant one first; times are nanoseconds of this machine's CLOCK_MONOTONIC. A client asks for
-   a file by its size, gets the file fSIZE of the folder, and then two times: of the call of vpipe_file, and of its return. For
-   size 0 it gets the time alone, by which it compares the clocks. */
+/* Sends files by vpipe_file and reports the times: times FOLDER PORT
+   A client requests a file by its size. It gets the file fSIZE of the folder, then two times: of the call of vpipe_file and of
+   its return. For size 0 it gets the present time only, to compare clocks. Numbers are 8 bytes, big-endian; times are
+   nanoseconds of this host's CLOCK_MONOTONIC. */
 #define _GNU_SOURCE
 #include <endian.h>
 #include <fcntl.h>
@@ -76,7 +76,7 @@ int main(int argc, char **argv)
         if (connection < 0)
             continue;
         setsockopt(connection, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        /* one client after the other */
+        /* serves one client after the other */
         while (recv(connection, &size, sizeof size, MSG_WAITALL) == sizeof size)
             if (answer(connection, folder, be64toh(size)))
                 break;

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# check-deb.sh VIOLA.deb AGENT.deb: what is in the packages, and, as root, whether they can be installed and purged.
+# check-deb.sh VIOLA.deb AGENT.deb: checks the files of both packages and, as root, installs, upgrades and purges them.
 #
-# Installed is over a copy of this system that is in memory and in a mount namespace of its own; nothing here changes.
+# It installs them over a copy of this system in memory, in a mount namespace of its own; this system does not change.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,8 +18,8 @@ list() {
     dpkg-deb -c "$1" | awk '$1 !~ /^d/ { sub("^0/0$", "root/root", $2); print $1, $2, $6 }' | sort -k3
 }
 
-compare() { # NAME, then the wanted list on stdin
-    diff -u <(sort -k3) <(list "$2") >&2 || die "$1 has other files than it should (- wanted, + found)"
+compare() { # NAME, with the wanted list on stdin
+    diff -u <(sort -k3) <(list "$2") >&2 || die "$1 has unexpected or missing files (- wanted, + found)"
 }
 
 pages=$(cd build/deb/man && for page in *.1; do
@@ -57,13 +57,13 @@ for library in libc6 libelf1 zlib1g; do
     field "$viola" Depends | grep -q "$library" || die "viola does not depend on $library"
 done
 [ "$(dpkg-deb --ctrl-tarfile "$viola" | tar -xO ./conffiles)" = /etc/viola/viola.toml ] ||
-    die "the configuration of viola is no conffile"
+    die "the configuration of viola is not a conffile"
 [ "$(dpkg-deb --ctrl-tarfile "$agent" | tar -xO ./conffiles)" = /etc/viola/agent.toml ] ||
-    die "the configuration of viola-agent is no conffile"
-# words of the unit that everything rests on
-grep -qx 'ExecStopPost=/usr/bin/viola restore --keep-workers' dist/viola.service || die "the unit restores nothing"
+    die "the configuration of viola-agent is not a conffile"
+# the unit must restore the host after a crash
+grep -qx 'ExecStopPost=/usr/bin/viola restore --keep-workers' dist/viola.service || die "the unit does not run viola restore"
 for script in postinst prerm; do
-    dpkg-deb --ctrl-tarfile "$viola" | tar -xO "./$script" | grep -q viola.service || die "$script of viola does not know its service"
+    dpkg-deb --ctrl-tarfile "$viola" | tar -xO "./$script" | grep -q viola.service || die "$script of viola does not handle its service"
 done
 
 unpacked=$(mktemp -d)
@@ -80,11 +80,11 @@ if command -v systemd-analyze >/dev/null; then
     for unit in viola:5.5 viola-agent:7.0; do
         most=${unit#*:} unit=${unit%:*}.service
         systemd-analyze security --offline=true --threshold="$(awk "BEGIN { print $most * 10 }")" "dist/$unit" >/dev/null ||
-            die "$unit is exposed more than $most (systemd-analyze security)"
+            die "$unit has an exposure above $most (systemd-analyze security)"
     done
 fi
 if command -v lintian >/dev/null; then
-    lintian --fail-on error "$viola" "$agent" || die "lintian has errors"
+    lintian --fail-on error "$viola" "$agent" || die "lintian reports errors"
 fi
 
 [ "$(id -u)" = 0 ] || {
@@ -92,7 +92,7 @@ fi
     exit 0
 }
 export viola agent
-timeout 300 unshare --mount --pid --fork --net bash -euo pipefail <<'INNER' || die "installing them does not work"
+timeout 300 unshare --mount --pid --fork --net bash -euo pipefail <<'INNER' || die "the packages cannot be installed"
 mount -t tmpfs none /mnt
 mkdir /mnt/upper /mnt/work /mnt/root
 mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work /mnt/root
@@ -103,21 +103,21 @@ mount --rbind /sys /mnt/root/sys
 cp "$viola" "$agent" /mnt/root/run/
 inside() { chroot /mnt/root env DEBIAN_FRONTEND=noninteractive PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@"; }
 inside dpkg -i "/run/${viola##*/}" "/run/${agent##*/}" >/dev/null
-inside getent group viola >/dev/null || { echo "there is no group viola"; exit 1; }
+inside getent group viola >/dev/null || { echo "the group viola is missing"; exit 1; }
 inside viola --version >/dev/null
 inside viola check >/dev/null
 inside test -e /etc/systemd/system/multi-user.target.wants/viola.service || { echo "viola is not enabled"; exit 1; }
 inside test ! -e /etc/systemd/system/multi-user.target.wants/viola-agent.service || { echo "viola-agent is enabled"; exit 1; }
-# the operator's own configuration outlives an upgrade and a removal, and a purge takes it
+# an upgrade and a removal keep the operator's configuration, a purge removes it
 echo '# mine' >>/mnt/root/etc/viola/viola.toml
 inside dpkg -i "/run/${viola##*/}" >/dev/null
-grep -q '^# mine$' /mnt/root/etc/viola/viola.toml || { echo "an upgrade took the configuration"; exit 1; }
+grep -q '^# mine$' /mnt/root/etc/viola/viola.toml || { echo "an upgrade replaced the configuration"; exit 1; }
 mkdir -p /mnt/root/var/lib/viola
 inside dpkg -r viola viola-agent >/dev/null
 test ! -e /mnt/root/usr/bin/viola
-grep -q '^# mine$' /mnt/root/etc/viola/viola.toml || { echo "a removal took the configuration"; exit 1; }
+grep -q '^# mine$' /mnt/root/etc/viola/viola.toml || { echo "a removal deleted the configuration"; exit 1; }
 inside dpkg -P viola viola-agent >/dev/null
 test ! -e /mnt/root/etc/viola/viola.toml
 test ! -e /mnt/root/var/lib/viola
 INNER
-echo "check-deb: both packages have what they should, and were installed, upgraded, removed and purged"
+echo "check-deb: both packages have the expected files, and were installed, upgraded, removed and purged"

@@ -1,15 +1,15 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# debian-image.sh [--update]: a Debian that is a host of VMs, for a test bed, under build/qemu/debian.
+# debian-image.sh [--update]: makes a Debian host of VMs for a test bed, under build/qemu/debian.
 #
 #   scripts/debian-image.sh           make what is missing or older than its packages and viola-guest
 #   scripts/debian-image.sh --update  look in the archive for newer packages
 #
-# Debian trixie with systemd, libvirt and QEMU, as its packages set it up; kernel of trixie-backports, with KVM on
-# an emulated AMD processor. Packages are configured when the image is made, since an emulated PC would take minutes for
-# it. apt fetches them into a private state (see private-apt.sh), dpkg works in a root of its own, in namespaces of its own.
-# Guests of that host are in /srv/guests: a kernel and an initramfs with busybox, which answers pings and is busy when
-# it is told to be.
+# Debian trixie with systemd, libvirt and QEMU as its packages configure them; kernel of trixie-backports, with KVM on
+# an emulated AMD processor. The script configures the packages when it makes the image, because an emulated PC needs
+# minutes for it. apt fetches them into a private state (see private-apt.sh); dpkg runs in a root and namespaces of its
+# own. Guests of that host are in /srv/guests: a kernel and an initramfs with busybox, which answers pings and burns CPU
+# on request.
 # Results: vmlinuz, initrd.img, root.img (ext4); MANIFEST has their SHA-256, PACKAGES where they are from.
 set -euo pipefail
 umask 022
@@ -38,7 +38,7 @@ done
 
 packages=(systemd systemd-sysv systemd-container udev dbus kmod libvirt-daemon-system libvirt-clients
     libvirt-daemon-driver-qemu qemu-system-x86 iproute2 iputils-ping curl adduser procps busybox-static apt)
-# What the kernel of that host needs, and that of its guests.
+# Modules of that host's kernel, and of its guests' kernel.
 modules=(virtio_pci virtio_blk virtio_console virtio_net virtio_rng ext4 bridge veth tun vhost_net kvm_amd autofs4 af_packet)
 guest_modules=(virtio_pci virtio_net af_packet)
 
@@ -71,7 +71,7 @@ fetch() {
     mv -T "$new" "$debs"
 }
 
-# Modules and all that they need, in $1/modules.dep's own words.
+# Modules and their dependencies, by the names in $1/modules.dep.
 needed() {
     awk -v wanted="${*:2}" '
         { name = $1; sub(/:$/, "", name); key = name; sub(/.*\//, "", key); sub(/\.ko.*/, "", key)
@@ -81,7 +81,7 @@ needed() {
                   for (j = 1; j <= m; j++) print d[j] } }' "$1/modules.dep" | sort -u
 }
 
-# take_modules KIND ROOT MODULES...: from the kernel of that kind into a root.
+# take_modules KIND ROOT MODULES...: copies modules of the kernel of that kind into a root.
 take_modules() {
     local kind=$1 to=$2 from version module deb
     shift 2
@@ -120,12 +120,12 @@ initramfs() {
     rm -r "$tree"
 }
 
-# All packages unpacked and configured, by dpkg inside.
+# Unpacks and configures all packages, by dpkg inside the root.
 install_packages() {
     local root=$1 deb name
     mkdir -p "$root"/usr/{bin,sbin,lib,lib64} "$root"/var/cache/debs "$root"/{dev,proc,sys,run,tmp}
     for name in bin sbin lib lib64; do ln -s "usr/$name" "$root/$name"; done
-    # enough to run dpkg and shells; dpkg then installs the same once more, as its own
+    # enough to run dpkg and shells; dpkg then installs the same files once more and registers them
     awk '{print $2}' "$debs/PACKAGES" | while read -r deb; do
         dpkg-deb --fsys-tarfile "$debs/$deb" | tar -x -C "$root" --keep-directory-symlink
     done
@@ -192,12 +192,12 @@ build() {
     mv -T "$new" "$qemu/debian"
 }
 
-# What the installed root is made of, which is kept since making it takes most of the time.
+# What the installed root depends on. The root is kept, because making it takes most of the time.
 installed_stamp() {
     { declare -f install_packages; cat "$debs/PACKAGES"; } | sha256sum | cut -d' ' -f1
 }
 
-# What an installer and an operator would have set.
+# Settings that an installer and an operator would make.
 settle() {
     local root=$1 unit
     echo debian >"$root/etc/hostname"
@@ -206,7 +206,7 @@ settle() {
     printf 'kvm_amd\ntun\nbridge\nvhost_net\n' >"$root/etc/modules-load.d/host.conf"
     rm -f "$root/etc/machine-id"
     echo 0123456789abcdef0123456789abcdef >"$root/etc/machine-id"
-    # what an emulated PC would only wait for
+    # services that an emulated PC would only wait for
     for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service \
         fstrim.timer logrotate.timer man-db.timer getty@tty1.service systemd-pcrlock.socket systemd-hwdb-update.service \
         systemd-binfmt.service libvirt-guests.service virtlockd.socket systemd-vconsole-setup.service \
@@ -216,12 +216,12 @@ settle() {
     install -m 755 "$lab/current/root/usr/bin/viola-guest" "$root/usr/bin/viola-guest"
     cat >"$root/etc/systemd/system/lab.service" <<'UNIT'
 [Unit]
-Description=Scripts of the test bed come in here
+Description=Runs scripts of the test bed
 After=dbus.service systemd-logind.service libvirtd.socket
 StartLimitIntervalSec=0
 [Service]
 ExecStart=/usr/bin/viola-guest serve
-# the other end may come and go; scripts are no part of this service: what they start goes on
+# the lab may reconnect; processes that scripts start outlive this service
 Restart=always
 RestartSec=500ms
 KillMode=process
@@ -235,7 +235,7 @@ UNIT
     printf '[Journal]\nStorage=volatile\nForwardToConsole=no\n' >"$root/etc/systemd/journald.conf.d/lab.conf"
 }
 
-# Finds the disk and goes over to the init on it.
+# Mounts the disk and starts the init on it.
 boot_script() {
     cat <<'BOOT'
 #!/bin/busybox sh
@@ -252,7 +252,7 @@ exec switch_root /root /usr/lib/systemd/systemd "$@"
 BOOT
 }
 
-# Init of a small guest: an address, and work, from when somebody sends `busy` to its TCP port 9 to when it is sent `idle`.
+# Init of a small guest: sets an address, and burns CPU from a `busy` on TCP port 9 until an `idle`.
 guest_script() {
     cat <<'BOOT'
 #!/bin/busybox sh

@@ -1,14 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# fuzz.sh [--minimise] [TARGET...]: run fuzz targets, all of them by default; fails when one finds something.
+# fuzz.sh [--minimise] [TARGET...]: runs fuzz targets, all of them by default; fails if one finds something.
 #
-# SECONDS_IN_ALL (600) is shared among the targets. What a target finds lies in fuzz/artifacts/TARGET, and
-# `cargo test -p CRATE fuzzing` repeats it once the file is moved to fuzz/corpus/TARGET. Inputs that reach new code
-# pile up in build/fuzz/TARGET; --minimise takes those of them over into fuzz/corpus that no smaller ones make
-# superfluous.
+# The targets share SECONDS_IN_ALL (600). A target writes what it finds to fuzz/artifacts/TARGET; move such a file to
+# fuzz/corpus/TARGET, and `cargo test -p CRATE fuzzing` repeats it. Inputs that reach new code accumulate in
+# build/fuzz/TARGET; --minimise moves a minimal set of them to fuzz/corpus.
 #
-# Coverage and the address sanitizer are unstable options of the compiler; RUSTC_BOOTSTRAP lets the stable one, with
-# which viola is built, take them.
+# Coverage and the address sanitizer are unstable options; with RUSTC_BOOTSTRAP the stable compiler accepts them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -39,7 +37,7 @@ done
 
 tool=build/fuzz/tool/bin/cargo-fuzz
 if ! command -v c++ >/dev/null; then
-    die "there is no C++ compiler, which libFuzzer is built with; install g++"
+    die "libFuzzer needs a C++ compiler; install g++"
 fi
 if [ "$("$tool" --version 2>/dev/null)" != "cargo-fuzz $tool_version" ]; then
     echo "fuzz: installing cargo-fuzz $tool_version into build/fuzz/tool"

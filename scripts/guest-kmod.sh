@@ -1,10 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# guest-kmod.sh: guest-kmod/viola_ack.c for the kernel of the QEMU guests of `qemu-image.sh --new`: build/qemu/kmod/viola_ack.ko.
+# guest-kmod.sh: builds guest-kmod/ for the kernel of `qemu-image.sh --new`: build/qemu/kmod/viola_ack.ko.
 #
-# The kernel's headers and the compiler that it was built with come from the archive that the kernel is from, checked
-# against its signed index; they are unpacked into a folder and used from there (chroot), nothing is installed.
-# On a VM of one's own: guest-kmod/Makefile with the headers of its kernel, or dkms.
+# Headers and compiler come from the archive of the kernel, checked against its signed index. The script unpacks them
+# into a folder and uses them there by chroot; it installs nothing on this host.
+# In a VM of your own, use guest-kmod/Makefile with the headers of its kernel, or dkms.
 set -euo pipefail
 umask 022
 
@@ -32,7 +32,7 @@ exec 9>"$here/.lock"
 flock 9
 
 stamp() {
-    (cd "$top" && sha256sum scripts/guest-kmod.sh guest-kmod/viola_ack.c guest-kmod/Makefile)
+    (cd "$top" && sha256sum scripts/guest-kmod.sh guest-kmod/*.[ch] guest-kmod/Makefile)
     echo "$kernel"
 }
 if [ -s "$here/viola_ack.ko" ] && [ "$(stamp)" = "$(cat "$here/STAMP" 2>/dev/null)" ]; then
@@ -69,10 +69,10 @@ build_root() {
 [ "$(cat "$here/root/KERNEL" 2>/dev/null)" = "$kernel" ] || build_root
 rm -rf "$here/root/tmp/m"
 mkdir -p "$here/root/tmp/m"
-cp "$top"/guest-kmod/{viola_ack.c,Makefile} "$here/root/tmp/m/"
-# /proc for objtool; in a mount namespace, which takes it away again
+cp "$top"/guest-kmod/{*.[ch],Makefile} "$here/root/tmp/m/"
+# objtool needs /proc; the mount namespace removes the mount again
 unshare -m sh -c 'mount -t proc proc "$1/proc" && exec chroot "$1" /usr/bin/make -s -C /tmp/m "KDIR=/usr/src/linux-headers-$2"' \
-    sh "$here/root" "$kernel" >"$here/build.log" 2>&1 || { cat "$here/build.log" >&2; die "the module was not built"; }
+    sh "$here/root" "$kernel" >"$here/build.log" 2>&1 || { cat "$here/build.log" >&2; die "the module cannot be built"; }
 cp "$here/root/tmp/m/viola_ack.ko" "$here/viola_ack.ko.new"
 mv -T "$here/viola_ack.ko.new" "$here/viola_ack.ko"
 stamp >"$here/STAMP"

@@ -1,14 +1,14 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# hadoop.sh: make a private Hadoop and viola's HDFS plug-in under build/.
+# hadoop.sh: makes a private Hadoop and viola's HDFS plug-in under build/.
 #
 #   scripts/hadoop.sh           make what is missing; no network when all is there
 #   scripts/hadoop.sh --bench   also HBase and Spark, which only the benchmark runs (260 MB more)
 #   scripts/hadoop.sh --jar     only the plug-in and the benchmark client
 #   scripts/hadoop.sh --test    run the plug-in's tests
 #
-# Maven fetches everything from Maven Central into build/m2, checked against its checksums; nothing is
-# installed on this machine. Results:
+# Maven fetches everything from Maven Central into build/m2 and checks the checksums. The script
+# installs nothing on this host. Results:
 #   build/hadoop/jars            Hadoop with its tests (hdfs/lab/pom.xml is the list)
 #   build/hadoop/viola-hdfs.jar  the plug-in;  build/hadoop/viola-hdfs-tests.jar  the benchmark client
 #   build/hadoop/java            link to the JDK in use
@@ -59,10 +59,10 @@ if [ $what = test ]; then
     exit 0
 fi
 
-# The JDK that runs here, mounted into guests at its own path.
+# The host's JDK, which guests mount at its own path.
 ln -sfn "$(dirname "$(dirname "$(readlink -f "$(command -v java)")")")" "$hadoop/java"
 
-# fetch LIST FOLDER NAME [MAVEN OPTION...]: what a list names and needs, unless it is there.
+# fetch LIST FOLDER NAME [MAVEN OPTION...]: fetches what a list names and needs, unless it is there.
 fetch() {
     local list=$top/hdfs/lab/$1 folder=$hadoop/$2 name=$3 sum
     shift 3
@@ -76,7 +76,7 @@ fetch() {
     mv -T "$folder.new" "$folder"
 }
 
-# tool CLASS FOLDER: the benchmark's own tool for what is in that folder, built against it.
+# tool CLASS FOLDER: builds the benchmark's tool for the software in that folder.
 tool() {
     local source=$top/hdfs/lab/src/org/viola/lab/$1.java folder=$hadoop/$2 out
     [ ! "$folder/viola-$1.jar" -nt "$source" ] || return 0
@@ -91,7 +91,7 @@ if [ $what = all ] || [ $what = bench ]; then
     fetch pom.xml jars Hadoop
 fi
 if [ $what = bench ]; then
-    # Hadoop is there already, in the version that is measured
+    # Hadoop is already there, in the measured version
     fetch hbase.xml hbase HBase -DexcludeGroupIds=org.apache.hadoop
     tool HBaseTable hbase
     fetch spark.xml spark Spark

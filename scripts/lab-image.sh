@@ -1,15 +1,15 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# lab-image.sh: make the lab's guest image under build/lab.
+# lab-image.sh: makes the lab's guest image under build/lab.
 #
 #   scripts/lab-image.sh             make what is missing; no network when the cache is good
 #   scripts/lab-image.sh --update    look in the archive for newer packages
 #   scripts/lab-image.sh --guest     only rebuild our own programs in it
 #   scripts/lab-image.sh --bare      of our own programs only the guest's init: all that `make run` needs
 #
-# The guest kernel is Debian's user-mode-linux (sid), its root a handful of packages of Debian
-# trixie. apt fetches them into a private state below build/lab/apt, checked against the archive's
-# signed index; nothing of them is installed on this machine. Results:
+# The guest kernel is Debian's user-mode-linux (sid); the root consists of packages of Debian
+# trixie. apt fetches them into a private state below build/lab/apt and checks the archive's signed
+# index. The script installs none of them on this host. Results:
 #   build/lab/images/HASH/linux.uml  the kernel, tied to the loader and libc of its own root
 #   build/lab/images/HASH/root       root file system, shared read-only by all guests
 #   build/lab/images/HASH/MANIFEST   SHA-256 of every file; PACKAGES: versions and SHA-256
@@ -85,7 +85,7 @@ fetch() {
     mv -T "$new" "$lab/debs"
 }
 
-# Whether the packages in debs/ are those that are wanted, each with the SHA-256 of its line in PACKAGES.
+# Whether debs/ has exactly the wanted packages, each with the SHA-256 of its line in PACKAGES.
 debs_good() {
     [ -s "$lab/debs/PACKAGES" ] &&
         [ "$(awk '{print $3}' "$lab/debs/PACKAGES" | sort)" = "$(printf '%s\n' "${from_sid[@]}" "${from_trixie[@]}" | sort)" ] &&
@@ -111,10 +111,10 @@ build_image() {
     say "unpacking"
     local not_all
     for deb in $(awk '{print $2}' "$lab/debs/PACKAGES"); do
-        # of the core utilities only what busybox does in another way: cp asks for copy_file_range
+        # of coreutils only cp, because busybox's does not use copy_file_range
         not_all=()
         case $deb in coreutils_*) not_all=(./usr/bin/cp) ;; esac
-        # kernel modules and documents stay out: most of the size, none of the use
+        # without kernel modules and documents: guests do not need them, and they are most of the size
         dpkg-deb --fsys-tarfile "$lab/debs/$deb" |
             tar -x -C "$root" --keep-directory-symlink --no-same-owner \
                 --exclude='./usr/lib/uml/modules' --exclude='./usr/share/doc' \
@@ -122,7 +122,7 @@ build_image() {
                 --exclude='./usr/lib/*/gconv' --exclude='./etc/init.d' --exclude='./usr/lib/systemd' \
                 "${not_all[@]}"
     done
-    # but those of what the host serves to a guest, virtio-fs and vsock, and of a line that loses packets
+    # except the modules of virtio-fs, vsock and netem
     local uml=$root/usr/lib/uml/modules version
     dpkg-deb --fsys-tarfile "$lab/debs/$(awk '$3 == "user-mode-linux" {print $2}' "$lab/debs/PACKAGES")" |
         tar -x -C "$root" --no-same-owner --wildcards './usr/lib/uml/modules/*/kernel/fs/fuse/*' \
@@ -146,8 +146,8 @@ build_image() {
     for applet in $("$root/usr/bin/busybox" --list); do
         [ -e "$root/usr/bin/$applet" ] || [ -e "$root/usr/sbin/$applet" ] || ln -s busybox "$root/usr/bin/$applet"
     done
-    # The kernel runs as an ordinary program of this machine with the loader and libc of its root,
-    # which are newer than the machine's own may be. The path is fixed: $image, after the rename.
+    # The kernel runs as an ordinary program of this host with the loader and libc of the image's
+    # root, which may be newer than the host's. The path is fixed: $image, after the rename.
     lib=root/usr/lib/x86_64-linux-gnu
     patchelf --set-interpreter "$image/$lib/ld-linux-x86-64.so.2" --set-rpath "$image/$lib" "$new/linux.uml"
     cp "$lab/debs/PACKAGES" "$new/PACKAGES"
@@ -158,7 +158,7 @@ build_image() {
     mv -T "$new" "$image"
 }
 
-# Puts a file into an image by rename, when it is another one.
+# Puts a file into an image by rename, if it differs.
 put() {
     cmp -s "$1" "$2" && return
     cp "$1" "$2.new"
@@ -166,7 +166,7 @@ put() {
     mv "$2.new" "$2"
 }
 
-# Our own programs: the guest's init and the guest agent, both static, and the library for programs that send files.
+# viola's own programs: the guest's init and the guest agent, both static, and the preload library.
 build_guest() {
     local image=$1 target=x86_64-unknown-linux-musl out flags=(--config "profile.release.strip=true")
     if [ "$(rustc --print target-libdir --target $target 2>/dev/null | xargs -r ls 2>/dev/null | wc -l)" -eq 0 ] &&
@@ -181,13 +181,13 @@ build_guest() {
     ln -sfn usr/bin/viola-guest "$image/root/init"
     [ $bare = no ] || return 0
     say "building viola-agent and the preload library"
-    # on its own: together they would share features, and the agent stays small
+    # in a build of its own: a common build would unite the features and enlarge the agent
     (cd "$top" && cargo build -q --release -p viola-agent --bin viola-agent --target $target --target-dir "$dir" "${flags[@]}")
     put "$dir/$target/release/viola-agent" "$image/root/usr/bin/viola-agent"
-    # not static: it is loaded into the guest's own programs, whose C library is newer than this machine's
+    # not static: it is loaded into the guest's programs, whose C library is newer than this host's
     (cd "$top" && cargo build -q --release -p viola-libvpipe-preload --target-dir "$dir" --config "profile.release.strip=true")
     put "$dir/release/libvpipe_preload.so" "$image/root/usr/lib/libvpipe_preload.so"
-    # and programs that ask for pipes themselves
+    # and programs that call libvpipe themselves
     (cd "$top" && cargo build -q --release -p viola-libvpipe --target-dir "$dir" --config "profile.release.strip=true")
     for program in crates/libvpipe/examples/upload.c lab/vpipe-times.c; do
         out=vpipe-$(basename "${program#*vpipe-}" .c)

@@ -1,14 +1,14 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# measure-rxe.sh [MIB]: RDMA in software (rxe) beside TCP, in one QEMU guest with one vCPU: what a transport costs.
+# measure-rxe.sh [MIB]: compares software RDMA (rxe) with TCP in one QEMU guest with one vCPU: instructions per GiB.
 #
-# Nobody but the two ends of the transfer runs in the guest. QEMU counts instructions and makes the guest's clock of them, one
-# a nanosecond, so that neither this machine's speed nor its load is in the figures. rxe answers itself within one device,
-# without a network stack in between: it is at its best here. TCP goes over the guest's own addresses.
+# Only the two ends of the transfer run in the guest. QEMU derives the guest's clock from executed instructions, one per
+# nanosecond, so that neither the speed nor the load of this host changes the figures. rxe sends to itself within one
+# device, without a network stack: this is its best case. TCP uses the guest's own addresses.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mib=${1:-64}
-[[ $mib =~ ^[1-9][0-9]{0,4}$ ]] || { echo "measure-rxe: $mib is no number of MiB from 1 to 99999" >&2; exit 2; }
+[[ $mib =~ ^[1-9][0-9]{0,4}$ ]] || { echo "measure-rxe: $mib is not a number of MiB from 1 to 99999" >&2; exit 2; }
 [ -e build/lab/current/root/usr/bin/viola-guest ] || scripts/lab-image.sh
 scripts/qemu-image.sh --rdma
 image=build/qemu/rdma
@@ -35,9 +35,9 @@ gid=; for n in 0 1 2 3; do
     grep -q '0a09:0001$' /sys/class/infiniband/rxe0/ports/1/gids/$n && gid=$n
 done
 [ -n "$gid" ] || end "failed: rxe has no address"
-# busy jiffies of the CPU so far
+# busy jiffies of the CPU since boot
 busy() { awk '$1 == "cpu" {print $2 + $3 + $4 + $7 + $8}' /proc/stat; }
-# what the server and the client of a transfer cost: NAME SERVER... -- CLIENT...
+# measures the cost of a transfer: NAME SERVER CLIENT
 transfer() {
     name=$1 server=$2 client=$3
     $server >/tmp/server 2>&1 &

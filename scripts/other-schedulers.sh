@@ -1,12 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# other-schedulers.sh [--check]: scx_lavd and scx_bpfland, which `viola bench scx` compares with, in build/schedulers/bin.
+# other-schedulers.sh [--check]: builds scx_lavd and scx_bpfland for `viola-lab bench scx`, in build/schedulers/bin.
 #
 #   scripts/other-schedulers.sh           make what is missing; 15 to 30 minutes on two cores
 #   scripts/other-schedulers.sh --check   only tell whether both are there (exit status)
 #
-# They are crates, in the versions named below. Their BPF parts want clang 18 or newer: clang 19 comes from the machine's own
-# Debian, checked against the archive's signed index, and is unpacked below build/schedulers; nothing is installed.
+# They are crates, in the versions named below. Their BPF parts need clang 18 or newer. The script unpacks clang 19 of this
+# host's Debian below build/schedulers, after checking the archive's signed index; it installs nothing on this host.
 set -euo pipefail
 umask 022
 

@@ -1,11 +1,11 @@
 # shellcheck shell=bash
 # SPDX-License-Identifier: Apache-2.0
-# private-apt.sh: sourced by scripts that fetch Debian packages without installing them. Set `state` to a
-# folder first: apt keeps everything there, and checks against the archive's signed index. `say` and `die` are the script's.
+# private-apt.sh: functions for scripts that fetch Debian packages without installing them. The script sets `state` to a
+# folder, where apt keeps everything, and defines `say` and `die`. apt checks the archive's signed index.
 
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
-# Address of the Debian mirror that this machine's own sources name (one-line and deb822 form).
+# Address of the Debian mirror in this host's apt sources (one-line and deb822 form).
 mirror() {
     local file files=()
     for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources; do
@@ -26,8 +26,8 @@ mirror() {
         sed 's#/*$##' | grep -E '^(https?|file|mirror)[:+].*/debian$' | sed -n 1p
 }
 
-# Installs these programs of this machine that are missing (their packages are called like them), and what packages are
-# unpacked and checked with.
+# Installs those of these programs that this host lacks (each package has the program's name), and the tools that unpack
+# and check packages.
 need_tools() {
     local tool missing=()
     for tool in "$@"; do
@@ -44,7 +44,7 @@ need_tools() {
     }
 }
 
-# apt-get with a state of its own.
+# Runs apt-get with a state of its own.
 private_apt() {
     apt-get -qq \
         -o Dir::State="$state/state" -o Dir::State::status="$state/status" \
@@ -59,7 +59,7 @@ private_apt() {
         "$@"
 }
 
-# Makes that state and reads the index of these suites.
+# Creates that state and reads the index of these suites.
 private_index() {
     local uri suite
     uri=$(mirror) && [ -n "$uri" ] || return 1

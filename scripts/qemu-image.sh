@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# qemu-image.sh [--rdma|--new|--lanes] [--update]: QEMU, and kernel and initramfs of its guests, under build/qemu.
+# qemu-image.sh [--rdma|--new|--lanes] [--update]: makes QEMU, and kernel and initramfs of its guests, under build/qemu.
 #
 #   scripts/qemu-image.sh           make what is missing or older than viola-guest and viola-agent
 #   scripts/qemu-image.sh --rdma    the same with Debian's ordinary kernel, which has RDMA, and its tools
@@ -8,9 +8,9 @@
 #   scripts/qemu-image.sh --lanes   the backports' ordinary kernel, with drivers of an SR-IOV NIC, bonds and KVM
 #   scripts/qemu-image.sh --update  look in the archive for newer packages
 #
-# The kernel is that of Debian trixie, in the cloud's flavour; apt fetches it into a private state, checked against
-# the archive's signed index, and nothing of it is installed on this machine. So does QEMU itself. Programs in the guest
-# come from the lab's image (lab-image.sh). Results:
+# The kernel is Debian trixie's cloud kernel. apt fetches it and QEMU into a private state and checks the archive's signed
+# index; the script installs neither on this host. Programs in the guest come from the lab's image (lab-image.sh).
+# Results:
 #   build/qemu/cloud, rdma, new or lanes: vmlinuz, initrd.img   MANIFEST has their SHA-256, PACKAGES where they are from
 #   build/qemu/program/root/usr/bin/qemu-system-x86_64
 set -euo pipefail
@@ -67,7 +67,7 @@ debs_good() {
     [ -s "$1/PACKAGES" ] && (cd "$1" && awk '{print $1 "  " $2}' PACKAGES | sha256sum -c --quiet >/dev/null 2>&1)
 }
 
-# Names of packages and of all that they need, without what only an installed system needs.
+# Names of packages and their dependencies, without those that only an installed system needs.
 closure() {
     private_apt install --print-uris --no-install-recommends "$@" |
         sed -nE "s/^'[^']*' ([^_ ]+)_.*/\1/p" | grep -vE '^(adduser|base-passwd|debconf|login\.defs|passwd|libpam.*|libsemanage.*)$'
@@ -97,7 +97,7 @@ index() {
     indexed=yes
 }
 
-# The real packages behind the name that always means the newest kernel: one, or since 7.0 four.
+# The packages behind the name of the newest kernel: one, or since 7.0 four.
 kernel() {
     local folder name
     folder=$(mktemp -d "$qemu/.meta.XXXXXX")
@@ -118,9 +118,9 @@ unpack() {
         --exclude='./usr/lib/systemd'
 }
 
-# QEMU itself, which the machine's own may be too old for: 7.2 of Debian 12 loses its way in code that changes itself,
-# as kernels' does at boot. Tied to the loader and libraries of its own root, as the lab's kernel is; and with a fault of
-# emulated AMD hosts mended, which stops the guests of one that counts its instructions while they boot.
+# QEMU. The host's own may be too old: 7.2 of Debian 12 fails on code that modifies itself, as kernels do at boot. This
+# one uses the loader and libraries of its own root, as the lab's kernel does, and is patched for a fault of emulated AMD
+# hosts that stops their guests at boot under -icount.
 build_program() {
     local new=$qemu/.new.program root=$qemu/program/root deb name
     command -v patchelf >/dev/null || die "patchelf is missing; run scripts/setup.sh"
@@ -137,7 +137,7 @@ build_program() {
     "$root/usr/bin/qemu-system-x86_64" --version >/dev/null || die "QEMU does not run; remove $qemu/program and try again"
 }
 
-# Modules of the list and all that they need, in $1/modules.dep's own order and words.
+# Modules of the list and their dependencies, in the order and by the names of $1/modules.dep.
 needed() {
     awk -v wanted="${modules[*]}" '
         { name = $1; sub(/:$/, "", name); path[NR] = name; key = name; sub(/.*\//, "", key); sub(/\.ko.*/, "", key)
@@ -166,11 +166,11 @@ build() {
     for version in $from; do [ -d "$version" ] && from=$version; done
     version=${from##*/}
     mv "$from/vmlinuz" "$new/vmlinuz" 2>/dev/null || mv "$new"/kernel/boot/vmlinuz-* "$new/vmlinuz"
-    # where distributions with one tree for /usr have it; BPF programs of others ask for it
+    # the usual path with a merged /usr; BPF programs read it
     mkdir -p "$tree/usr/lib/modules/$version"
     cp "$from/config" "$tree/usr/lib/modules/$version/config" 2>/dev/null ||
         cp "$new"/kernel/boot/config-* "$tree/usr/lib/modules/$version/config" || die "the kernel's packages have no config"
-    # the same program of the guests that makes the archive below
+    # busybox of the guests, which also makes the archive below
     "$busybox" depmod -b "${from%/lib/modules/*}" "$version" 2>/dev/null
     for module in $(needed "$from"); do
         mkdir -p "$tree/usr/lib/modules/$version/$(dirname "$module")"
@@ -189,7 +189,7 @@ build() {
     ln -sfn usr/bin/viola-guest "$tree/init"
     cat >"$tree/boot" <<'BOOT'
 #!/bin/busybox sh
-# What an init of a real VM and its udev do before: drivers, and names of the ports.
+# Does what init and udev of a real VM do first: load drivers, name the ports.
 export PATH=/usr/sbin:/usr/bin
 mount -t devtmpfs devtmpfs /dev
 mount -t proc proc /proc
@@ -218,7 +218,7 @@ BOOT
     rm -rf "$qemu/$kind.old"
 }
 
-# What an image is made of: this script, the packages, our programs.
+# What an image depends on: this script, the packages, viola's programs.
 stamp() {
     sha256sum "$top/scripts/qemu-image.sh" "$debs/PACKAGES" "$busybox" "$root"/usr/bin/viola-{guest,agent} | cut -d' ' -f1
 }
@@ -229,13 +229,13 @@ image_good() {
 }
 
 debs=$qemu/debs-$kind
-# Whether all tools are among the packages; an image that was made before they were asked for lacks them.
+# Whether all tools are among the packages; an older image may lack them.
 has_tools() {
     local tool
     for tool in "${tools[@]}"; do grep -q " $tool " "$debs/PACKAGES" || return 1; done
 }
 
-# Kernels in several packages have their configuration in one that was not fetched before it was asked for.
+# Whether the package with the kernel's configuration was fetched, for kernels in several packages.
 has_config() {
     ! grep -q ' linux-binary-' "$debs/PACKAGES" || grep -q ' linux-base-[0-9]' "$debs/PACKAGES"
 }

@@ -1,15 +1,15 @@
 #!/usr/bin/perl
 # SPDX-License-Identifier: Apache-2.0
-# qemu-mend.pl FILE: an emulated AMD host gives its guests an interrupt once, not twice.
+# qemu-mend.pl FILE: patches a QEMU program so that an emulated AMD host injects an interrupt once, not twice.
 #
 # VMRUN with an interrupt to be injected (AMD64 Architecture Programmer's Manual 2, 15.20) delivers it at once, in
 # helper_vmrun (target/i386/tcg/system/svm_helper.c, as of QEMU 10.0). Before that it writes the vector to
-# cpu->exception_index, and leaves it there. The next time that the vCPU's loop is left between two instructions, for which
-# every end of a count of instructions (-icount) is a reason, the number is taken for an exception that is still due, and
-# the interrupt comes a second time, although interrupts are off: a guest's kernel then waits for ever for the lock that its
-# own handler holds. Nothing reads the number in between, so its store becomes a no-operation of the same length.
+# cpu->exception_index and leaves it there. When QEMU next leaves the vCPU's loop between two instructions, which it does at
+# every end of an instruction budget (-icount), it takes the number for an exception that is still due. It delivers the
+# interrupt a second time, although interrupts are off: the guest's kernel then waits for ever for a lock that its own
+# handler holds. No code reads the number in between, so this script replaces the store by a no-operation of the same length.
 #
-# Only the test beds' own copy is changed. What is looked for has to be there exactly once: else it is said, and nothing done.
+# It changes only the test beds' own copy. If the code is not found exactly once, it reports that and changes nothing.
 use strict;
 use warnings;
 
@@ -23,8 +23,8 @@ my $store = qr/\x89[\x80-\xbf]..\xff\xff/s;
 my $after = qr/\xc7[\x80-\xbf]....\0{4}\x48\xc7[\x80-\xbf]....\xff{4}.{0,24}\xba\x01\0\0\0.{0,8}\xe8/s;
 my @found;
 push @found, $-[0] while $code =~ /$store(?=$after)/g;
-die "qemu-mend: the place that gives interrupts twice was found " . @found . " times in $file, not once; "
-    . "has QEMU changed? Look at helper_vmrun in its source\n" if @found != 1;
+die "qemu-mend: the code to patch was found " . @found . " times in $file, not once; "
+    . "has QEMU changed? Compare helper_vmrun in its source\n" if @found != 1;
 substr($code, $found[0], 6) = "\x66\x0f\x1f\x44\0\0";
 
 open my $out, '+<:raw', $file or die "qemu-mend: $file: $!\n";

@@ -1,15 +1,15 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# report-picture.sh [REPORT.html] [PICTURE.png]: the top of the demo's report as a picture for the book.
+# report-picture.sh [REPORT.html] [PICTURE.png]: renders the top of the demo's report as a picture for the book.
 #
-# Needs chromium; pngquant, where there is one, makes the picture smaller.
+# Needs chromium; uses pngquant, if it is installed, to make the picture smaller.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 report=${1:-build/report.html} picture=${2:-docs/src/img/report.png}
 die() { printf 'report-picture: %s\n' "$*" >&2; exit 1; }
-[ -s "$report" ] || die "there is no $report; make run writes it"
-command -v chromium >/dev/null || die "there is no chromium; install it with: apt-get install chromium"
+[ -s "$report" ] || die "$report is missing; make run writes it"
+command -v chromium >/dev/null || die "chromium is missing; install it with: apt-get install chromium"
 
 mkdir -p "$(dirname "$picture")"
 scratch=$(mktemp -d)

@@ -1,11 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# setup.sh [--guests] [--test] [--bench] [--hadoop]: see that what the build needs is here; install what is missing by apt.
+# setup.sh [--guests] [--test] [--bench] [--hadoop]: checks what the build needs, and installs what is missing by apt.
 #
-# Only ordinary build packages of Debian or Ubuntu; with --test also what some tests run against, with --bench
-# the clients of `viola bench vpipe` and `turbo`, with --hadoop what a private Hadoop takes, with --guests it asks for what
-# running guests takes. Quick and quiet when all is there. The lab's guests bring their own packages
-# (lab-image.sh), which are not installed.
+# Needs ordinary build packages of Debian or Ubuntu only; with --test also those that some tests use, with --bench the
+# clients of `viola-lab bench vpipe` and `turbo`, with --hadoop those of a private Hadoop; --guests checks that this user can
+# run guests. Prints nothing if all is there. The packages of the lab's guests (lab-image.sh) are not installed on the host.
 set -euo pipefail
 
 packages=(
@@ -24,14 +23,14 @@ die() {
 for argument in "$@"; do
     case $argument in
         --test)
-            packages+=(qemu-system-x86) # VMs of a second kind
+            packages+=(qemu-system-x86) # QEMU VMs
             packages+=(qemu-utils e2fsprogs xfsprogs btrfs-progs dmsetup) # images and file systems
             ;;
         --bench)
             packages+=(wrk curl openssh-client e2fsprogs)
             ;;
         --hadoop)
-            # any Java from 11 on will do, and any Maven from 3.6 on
+            # Java 11 or newer, Maven 3.6 or newer
             command -v javac >/dev/null || packages+=(default-jdk-headless)
             command -v mvn >/dev/null || packages+=(maven)
             packages+=(e2fsprogs xfsprogs) # file systems of DataNodes
@@ -47,7 +46,7 @@ done
 [ "$(uname -s) $(uname -m)" = "Linux x86_64" ] || die "the lab's guests need Linux on x86_64, this is $(uname -sm)"
 command -v dpkg-query >/dev/null || die "this is for Debian and its relatives; elsewhere install by hand: ${packages[*]}"
 
-# pkg-config is provided by pkgconf on newer releases, so ask what is installed by any of its names.
+# newer releases have pkgconf, which provides pkg-config: compare with provided names too
 missing=()
 installed=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n${db:Status-Status} ${Provides}\n' |
     sed -n 's/^installed //p' | tr ',' '\n' | sed 's/ *(.*//; s/^ *//')
@@ -67,7 +66,7 @@ fi
 
 oldest=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$(dirname "$0")/../Cargo.toml")
 how="install it from https://rustup.rs"
-command -v cargo >/dev/null && command -v rustc >/dev/null || die "there is no Rust (cargo); $how, version $oldest or newer"
+command -v cargo >/dev/null && command -v rustc >/dev/null || die "Rust (cargo) is missing; $how, version $oldest or newer"
 version=$(rustc --version | cut -d' ' -f2)
 [ "$(printf '%s\n' "$oldest" "${version%%-*}" | sort -V | head -1)" = "$oldest" ] ||
     die "Rust $version is too old; viola needs $oldest or newer: \`rustup update\`, or $how"

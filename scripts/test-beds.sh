@@ -1,12 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# test-beds.sh [NAME...]: the long tests, which `make test` leaves out; all, or those whose line contains a NAME.
-# What begins with - is run by its name only; what begins with + and its usual seconds, where there is time for it:
-# VIOLA_BEDS_END, when all has to be over (seconds since 1970, as `date +%s` has them), else always. What is left out is said.
+# test-beds.sh [NAME...]: runs the long tests that `make test` leaves out: all, or those whose line contains a NAME.
+# A line that begins with - runs only if it is named. A line that begins with + and its usual seconds runs only if it can
+# end before VIOLA_BEDS_END (seconds since 1970, as in `date +%s`), if that is set. The script lists what it left out.
 #
-# Each line is a package and a test of it, of which the ignored cases are run, one after the other; further words go to the
-# test itself. cargo test's own words are shown; at the end there is one line for each test bed. One that fails is run once
-# more, and the line says so: emulated machines wait for minutes where this one is busy with others.
+# Each line has a package, a test of it and further words for the test. The script runs the ignored cases of the test one
+# after the other and prints cargo's output; a summary with one line per test bed follows. A failed test bed runs once
+# more, and its line says so: emulated VMs wait for minutes if the host is busy.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 
@@ -44,7 +44,7 @@ run() {
     cargo test -p "$package" --test "$bed" -- --ignored --test-threads 1 $more </dev/null
 }
 
-# What only one bed needs is made when it comes to that.
+# Makes what only one bed needs, just before that bed.
 prepare() {
     case $bed in
         qemu_ack) scripts/guest-kmod.sh ;;
@@ -52,7 +52,7 @@ prepare() {
     esac
 }
 
-# Whether a bed that takes $1 seconds can still be over in time; those that take 0 are run in any case.
+# Whether a bed that takes $1 seconds can still end in time; 0 means always.
 time_for() {
     [ "$1" -eq 0 ] || [ -z "${VIOLA_BEDS_END-}" ] || [ $((VIOLA_BEDS_END - EPOCHSECONDS)) -ge "$1" ]
 }

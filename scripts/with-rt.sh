@@ -1,12 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# with-rt.sh COMMAND...: run a command with real-time throttling lifted, then put it back.
+# with-rt.sh COMMAND...: runs a command without real-time throttling, then restores the setting.
 #
 # Kernels with CONFIG_RT_GROUP_SCHED stop real-time threads after kernel.sched_rt_runtime_us of every
-# period, and viola's slots are made of real-time threads. viola itself never writes a sysctl: on a VM
-# host that is the operator's decision. For `make run`, `make test` and the benchmarks this script
-# makes it, and takes it back when the last of several such runs ends. The value to go back to is in
-# /run/viola-rt, so that a run that was killed leaves it for the next one to know.
+# period, and viola's slots are real-time threads. viola itself never writes a sysctl: on a VM host
+# that is the operator's decision. This script writes it for `make run`, `make test` and the
+# benchmarks, and restores it when the last of several such runs ends. It keeps the old value in
+# /run/viola-rt, so that the next run can restore it after a killed one.
 set -uo pipefail
 
 knob=${VIOLA_RT_KNOB:-/proc/sys/kernel/sched_rt_runtime_us} # another one only in the script's test
@@ -18,7 +18,7 @@ state=${VIOLA_RT_STATE:-/run/viola-rt}
     exit 2
 }
 
-# Whether this kernel throttles real-time threads at all; when in doubt, yes.
+# Whether this kernel throttles real-time threads; if in doubt, yes.
 throttles() {
     [ -e "$knob" ] || return 1
     [ -z "${VIOLA_RT_KNOB-}" ] || return 0
@@ -33,10 +33,10 @@ throttles() {
     fi
 }
 
-# A process and when it started: names it for ever.
+# Start time of a process, which with its pid identifies it.
 stamp() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20; }
 
-# Forget users that are gone; succeeds when one is left.
+# Removes entries of ended users; succeeds if one is left.
 others() {
     local file left=1
     for file in "$state"/user.*; do
@@ -46,7 +46,7 @@ others() {
     return $left
 }
 
-locked() { # FUNCTION: one at a time on this machine
+locked() { # FUNCTION: runs it under the lock of this host
     mkdir -p "$state" || return 1
     (
         flock 9
@@ -54,15 +54,15 @@ locked() { # FUNCTION: one at a time on this machine
     ) 9>"$state/lock"
 }
 
-take() {
+lift() {
     local now
     now=$(cat "$knob")
     if others; then
-        : # lifted already; whoever ends last puts it back
+        : # lifted already; the last user restores it
     elif [ "$now" = -1 ] && [ -s "$state/old" ]; then
-        echo "with-rt: a run that was killed left real-time throttling lifted; it goes back to $(cat "$state/old") after this one" >&2
+        echo "with-rt: a killed run left real-time throttling off; this one restores it to $(cat "$state/old") at its end" >&2
     elif [ "$now" = -1 ]; then
-        return 0 # lifted by the operator: nothing to do, nothing to put back
+        return 0 # the operator turned it off: nothing to do or to restore
     else
         echo "$now" >"$state/old"
         echo "with-rt: kernel.sched_rt_runtime_us is -1 instead of $now while this runs" >&2
@@ -75,11 +75,11 @@ take() {
     }
 }
 
-give_back() {
+restore() {
     [ -n "$old" ] || return 0
     rm -f "$state/user.$$"
     others && return 0
-    # somebody else's later setting stays
+    # a later setting by others stays
     if [ "$(cat "$knob")" = -1 ]; then echo "$old" >"$knob"; fi
     rm -f "$state/old"
 }
@@ -87,14 +87,14 @@ give_back() {
 throttles || exec "$@"
 
 old= child=
-trap 'locked give_back' EXIT
-# A signal from the terminal reaches the command as well; one that was sent to this script is passed on.
+trap 'locked restore' EXIT
+# A signal from the terminal reaches the command too; one sent to this script alone is passed on.
 trap ':' INT
 trap '[ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM HUP
-locked take || exit 1
-[ ! -e "$state/user.$$" ] || old=$(cat "$state/old") # remembered also when somebody clears /run
+locked lift || exit 1
+[ ! -e "$state/user.$$" ] || old=$(cat "$state/old") # kept also if /run is cleared
 
-env --default-signal=INT,QUIT "$@" <&0 & # the shell would start it deaf to both
+env --default-signal=INT,QUIT "$@" <&0 & # the shell would start it with both ignored
 child=$!
 while :; do
     wait "$child"

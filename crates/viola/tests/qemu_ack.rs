@@ -251,5 +251,5 @@ fn the_packages_version_is_the_modules() {
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
     let version = concat!("\"", env!("CARGO_PKG_VERSION"), "\"");
     assert!(read("dkms.conf").contains(&format!("PACKAGE_VERSION={version}")));
-    assert!(read("viola_ack.c").contains(&format!("MODULE_VERSION({version})")));
+    assert!(read("main.c").contains(&format!("MODULE_VERSION({version})")));
 }
