@@ -63,7 +63,7 @@ impl SendWindow {
     /// Queues a message.
     pub fn push(&mut self, message: &ToAgent) {
         match message {
-            // A later hail or ping serves as well.
+            // A later hello request or ping serves as well.
             ToAgent::HelloRequest { .. } | ToAgent::Ping { .. }
                 if self.size.is_some() && !self.waiting.is_empty() => {}
             ToAgent::Withdrawn { leases } => {

@@ -27,7 +27,7 @@ use crate::lookup::Found;
 use crate::table::Table;
 use stat::flat;
 
-/// Interval between two pings, and between two hails until the agent answers with hello.
+/// Interval between two pings, and between two hello requests until the agent answers.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
 /// The worker stops serving the blocks of an agent from which no message came for this long.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -89,7 +89,7 @@ pub struct AgentSession {
     proof_rate: TokenBucket,
     /// Time of the agent's last message.
     last_message: Instant,
-    /// Time of the last ping or hail.
+    /// Time of the last ping or hello request.
     last_ping: Instant,
     pings: u64,
     has_channel: bool,
@@ -128,11 +128,11 @@ impl AgentSession {
         }
     }
 
-    /// Handles a new channel: sends a hail, which the agent answers with hello.
+    /// Handles a new channel: asks the agent for its hello.
     pub fn open(&mut self, now: Instant, out: &mut Vec<ToAgent>) {
         self.end(now, "new channel");
         self.has_channel = true;
-        self.send_hail(now, out);
+        self.send_hello_request(now, out);
     }
 
     /// Handles the end of the channel: withdraws all blocks.
@@ -155,7 +155,7 @@ impl AgentSession {
         self.end(now, why);
         self.forget_hello();
         if self.has_channel {
-            self.send_hail(now, out);
+            self.send_hello_request(now, out);
         }
     }
 
@@ -283,7 +283,7 @@ impl AgentSession {
         }
     }
 
-    /// Sends pings and hails, and ends the session of a silent agent; call it at least once per second.
+    /// Sends pings and hello requests, and ends the session of a silent agent; call it at least once per second.
     pub fn tick(&mut self, now: Instant, out: &mut Vec<ToAgent>) {
         if !self.has_channel {
             return;
@@ -314,7 +314,7 @@ impl AgentSession {
                 });
                 self.last_ping = now;
             }
-            State::Silent => self.send_hail(now, out),
+            State::Silent => self.send_hello_request(now, out),
             State::Ending { .. } => {}
         }
     }
@@ -420,7 +420,7 @@ impl AgentSession {
         }
     }
 
-    fn send_hail(&mut self, now: Instant, out: &mut Vec<ToAgent>) {
+    fn send_hello_request(&mut self, now: Instant, out: &mut Vec<ToAgent>) {
         out.push(ToAgent::HelloRequest {
             version: agent::VERSION,
         });

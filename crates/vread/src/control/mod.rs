@@ -186,7 +186,7 @@ pub enum Order {
         /// Whether there is a control group.
         group: bool,
     },
-    /// Reader worker: serve FUSE requests that the VM's agent forwards ([`viola_proto::relay`]). Descriptor: a
+    /// Reader worker: serve FUSE requests that the VM's agent forwards ([`viola_proto::fuse_stream`]). Descriptor: a
     /// connected unix stream socket. It replaces the previous one.
     Stream,
     /// Ask for statistics: the answer is [`Report::Agent`], [`Report::Reader`] or [`Report::Peer`].

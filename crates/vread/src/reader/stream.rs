@@ -31,8 +31,8 @@ const MAX_JOBS: usize = 64;
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time limit for a frame to arrive.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(5);
-/// Minimum time between two hails.
-const MIN_HAIL_INTERVAL: Duration = Duration::from_millis(100);
+/// Minimum time between two hello requests.
+const MIN_HELLO_REQUEST_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Serves the stream of one VM, and keeps the state that outlives a stream.
 pub struct StreamServer {
@@ -94,7 +94,7 @@ impl StreamServer {
             mounted: self.mounted.clone(),
             server: None,
             nonce: random(),
-            last_hail: None,
+            last_hello_request: None,
         };
         self.service
             .record_stream_state(None, Some(StreamState::Silent));
@@ -208,7 +208,7 @@ struct Receiver {
     /// The session number and the file system, while there is a session.
     server: Option<(u64, Arc<Server<BlockFs>>)>,
     nonce: u64,
-    last_hail: Option<Instant>,
+    last_hello_request: Option<Instant>,
 }
 
 /// How to continue after a frame.
@@ -240,7 +240,7 @@ impl Receiver {
     fn listen(&mut self, stream: &mut UnixStream) -> io::Result<()> {
         let mut frames = FrameReader::from_agent();
         let mut begun: Option<Instant> = None;
-        self.send_hail()?;
+        self.send_hello_request()?;
         while frames.fill(stream)? != Some(0) {
             let mut whole = false;
             loop {
@@ -272,7 +272,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Ends the session and sends a hail.
+    /// Ends the session and asks for a new hello.
     fn restart_session(&mut self) -> io::Result<()> {
         let before = self.state();
         if self.server.take().is_some() {
@@ -281,19 +281,19 @@ impl Receiver {
                 .service
                 .record_stream_state(Some(before), Some(StreamState::Silent));
             self.nonce = random();
-            self.last_hail = None;
+            self.last_hello_request = None;
         }
         if self
-            .last_hail
-            .is_none_or(|at| at.elapsed() > MIN_HAIL_INTERVAL)
+            .last_hello_request
+            .is_none_or(|at| at.elapsed() > MIN_HELLO_REQUEST_INTERVAL)
         {
-            self.send_hail()?;
+            self.send_hello_request()?;
         }
         Ok(())
     }
 
-    fn send_hail(&mut self) -> io::Result<()> {
-        self.last_hail = Some(Instant::now());
+    fn send_hello_request(&mut self) -> io::Result<()> {
+        self.last_hello_request = Some(Instant::now());
         let version = fuse_stream::VERSION.to_le_bytes();
         lock(&self.shared.outbox).send(FrameKind::Challenge, self.nonce, &version)
     }

@@ -94,7 +94,7 @@ impl Agent {
     }
 
     fn restart_session(&mut self, mount: u64, session: u64) -> bool {
-        // longer than the worker rests between two hails
+        // Wait longer than the interval between two hello requests.
         std::thread::sleep(Duration::from_millis(120));
         self.send(FrameKind::Probe, 0, &[]);
         self.start_session(mount, session)

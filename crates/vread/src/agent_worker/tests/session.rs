@@ -308,7 +308,7 @@ fn a_silent_agent_is_pinged_and_then_its_blocks_are_not_served() {
     );
     assert!(test.session.find(&key(7)).is_none());
     assert_eq!(test.stat().ends["silent agent"], 1);
-    // It is hailed again and again, and may come back.
+    // The worker asks for a hello repeatedly, and the agent may come back.
     test.complete_pending();
     assert_eq!(
         test.after(2),

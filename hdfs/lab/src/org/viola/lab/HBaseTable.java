@@ -12,7 +12,10 @@ import org.apache.hadoop.hbase.client.Connection;
 import org.apache.hadoop.hbase.client.ConnectionFactory;
 import org.apache.hadoop.util.Tool;
 
-/** What a benchmark asks of HBase's shell: {@code ready}, and {@code compact TABLE} into one file a region. */
+/**
+ * The requests that a benchmark sends to HBase: {@code ready}, and {@code compact TABLE}, which leaves one
+ * file per region.
+ */
 public final class HBaseTable extends Configured implements Tool {
   private static final long PATIENCE_S = 180;
 
@@ -20,12 +23,12 @@ public final class HBaseTable extends Configured implements Tool {
   public int run(String[] args) throws IOException, InterruptedException {
     Configuration conf = new Configuration(getConf());
     if (args[0].equals("ready")) {
-      conf.setInt("hbase.client.retries.number", 2); // who asks asks again
+      conf.setInt("hbase.client.retries.number", 2); // the caller repeats the request
     }
     try (Connection connection = ConnectionFactory.createConnection(conf); Admin admin = connection.getAdmin()) {
       switch (args[0]) {
         case "ready":
-          // servers come first; a master that is still at its start cannot tell a namespace
+          // Check the servers first: a starting master cannot list a namespace.
           boolean served = !admin.getClusterMetrics().getLiveServerMetrics().isEmpty();
           return served && admin.getNamespaceDescriptor("default") != null ? 0 : 1;
         case "compact":
@@ -42,7 +45,7 @@ public final class HBaseTable extends Configured implements Tool {
     long before = admin.getLastMajorCompactionTimestamp(table);
     admin.majorCompact(table);
     long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(PATIENCE_S);
-    // it is queued first, so "none" alone may mean that it is yet to begin
+    // The compaction is queued first, so "none" alone may mean that it has not begun.
     boolean seen = false;
     long idle = 0;
     while (idle < 10) {

@@ -9,7 +9,7 @@ import org.apache.spark.sql.SparkSession;
 
 /**
  * A table of users in HDFS, as text, and the paper's query for a range of it, by Spark SQL in this process:
- * {@code make PATH ROWS}, {@code select PATH FROM TO ROWS}, where ROWS is what has to be found.
+ * {@code make PATH ROWS}, {@code select PATH FROM TO ROWS}. ROWS is the expected number of rows.
  */
 public final class SparkTable extends Configured implements Tool {
   private static SparkSession session;
@@ -28,7 +28,7 @@ public final class SparkTable extends Configured implements Tool {
       case "select":
         spark.read().schema("id BIGINT, name STRING, birthday DATE, address STRING").csv(path)
             .createOrReplaceTempView("test");
-        // all columns are parsed, as where rows are shown
+        // All columns are parsed, as in a query that shows rows.
         long found = spark.sql("SELECT count(name), count(birthday), count(address) FROM test WHERE id >= " + args[2]
             + " AND id <= " + args[3]).first().getLong(0);
         if (found != Long.parseLong(args[4])) {
@@ -40,7 +40,7 @@ public final class SparkTable extends Configured implements Tool {
     }
   }
 
-  /** One for the process, with the configuration of its first request. */
+  /** One session for the process, with the configuration of its first request. */
   private synchronized SparkSession session() {
     if (session == null) {
       SparkSession.Builder builder = SparkSession.builder().master("local[1]").appName("viola")

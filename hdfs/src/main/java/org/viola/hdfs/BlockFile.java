@@ -12,8 +12,7 @@ import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
 
 /**
- * A file of the mount. Only helper threads may call anything here: each call may hang as long as the
- * mount does.
+ * A file in the mount. Only mount threads may call its methods: each call may hang as long as the mount does.
  */
 final class BlockFile implements Closeable {
   final long size;
@@ -24,7 +23,7 @@ final class BlockFile implements Closeable {
     this.size = channel.size();
   }
 
-  /** Opens it, past the page cache if wished. */
+  /** Opens the file, with O_DIRECT if {@code direct} is set. */
   static BlockFile open(Path path, boolean direct) throws IOException {
     FileChannel channel = direct
         ? FileChannel.open(path, StandardOpenOption.READ, ExtendedOpenOption.DIRECT)
@@ -37,14 +36,14 @@ final class BlockFile implements Closeable {
     }
   }
 
-  /** Whether this failure has another cause than that the mount cannot read past the page cache. */
+  /** Whether the open failed for another reason than missing O_DIRECT support. */
   static boolean isFinal(IOException e) {
-    return e instanceof NoSuchFileException || e instanceof AccessDeniedException || e instanceof Refused;
+    return e instanceof NoSuchFileException || e instanceof AccessDeniedException || e instanceof FallbackException;
   }
 
   /**
-   * Reads from {@code start}, a multiple of {@link Buffers#ALIGN}, up to {@code end}, which is at most
-   * the file's size. The first byte is the buffer's first, its limit is set to the end.
+   * Reads from {@code start}, a multiple of {@link Buffers#ALIGN}, up to {@code end}, which is at most the
+   * file's size. The returned buffer begins with the byte at {@code start}; its limit marks {@code end}.
    */
   ByteBuffer read(long start, long end, Buffers buffers) throws IOException {
     int wanted = (int) (end - start);
@@ -56,7 +55,7 @@ final class BlockFile implements Closeable {
       while (buffer.position() < wanted) {
         int got = channel.read(buffer, start + buffer.position());
         if (got <= 0) {
-          throw new Refused(Reason.ERROR, "its file ends at " + (start + buffer.position()) + " of " + size);
+          throw new FallbackException(FallbackReason.ERROR, "its file ends at " + (start + buffer.position()) + " of " + size);
         }
       }
       buffer.position(0).limit(wanted);

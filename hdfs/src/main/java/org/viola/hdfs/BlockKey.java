@@ -4,9 +4,9 @@ package org.viola.hdfs;
 import java.nio.file.Path;
 import java.util.Objects;
 
-/** What names a replica's content: under one generation stamp a finished block never changes. */
+/** The name of a block's content: under one generation stamp a finished block never changes. */
 final class BlockKey {
-  private static final int LONGEST_POOL = 128;
+  private static final int MAX_POOL_LENGTH = 128;
 
   final String pool;
   final long id;
@@ -18,9 +18,9 @@ final class BlockKey {
     this.stamp = stamp;
   }
 
-  /** Whether the pool's name may be part of a path. */
+  /** Whether the pool's name is safe as part of a path. */
   boolean isPlain() {
-    if (pool == null || pool.isEmpty() || pool.length() > LONGEST_POOL || pool.startsWith(".")) {
+    if (pool == null || pool.isEmpty() || pool.length() > MAX_POOL_LENGTH || pool.startsWith(".")) {
       return false;
     }
     return pool.chars().allMatch(c -> c == '-' || c == '.'

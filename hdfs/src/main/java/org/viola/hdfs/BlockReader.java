@@ -8,8 +8,8 @@ import org.apache.hadoop.security.token.SecretManager.InvalidToken;
 import org.viola.hdfs.Replica.Piece;
 
 /**
- * Reads one block for one client. Reads that follow each other get ever larger windows, and the next
- * window is fetched while the client uses this one; a single read gets what it asks for.
+ * Reads one block for one client. Sequential reads use growing windows, and the next window is fetched while
+ * the client uses the current one. A single read fetches only what the client requests.
  */
 final class BlockReader extends ReplicaAccessor {
   private final Vread vread;
@@ -18,12 +18,12 @@ final class BlockReader extends ReplicaAccessor {
   private final boolean verify;
 
   private Piece current;
-  private Helpers.Job<Piece> ahead;
+  private MountThreads.Job<Piece> ahead;
   private long aheadStart;
   private long aheadEnd;
-  /** Where the last read ended; -1 before the first. */
+  /** End of the last read; -1 before the first. */
   private long last = -1;
-  private int window = Settings.SMALLEST_WINDOW;
+  private int window = Settings.MIN_WINDOW_BYTES;
   private boolean sequential;
   private boolean closed;
 
@@ -51,16 +51,16 @@ final class BlockReader extends ReplicaAccessor {
       return -1;
     }
     int wanted = (int) Math.min(to.remaining(), length - position);
-    look(position, wanted);
+    updateSequential(position, wanted);
     int done = 0;
     try {
       while (done < wanted) {
         done += copy(position + done, wanted - done, to);
       }
-    } catch (Refused e) {
+    } catch (FallbackException e) {
       vread.refuse(replica.key, e);
       if (done == 0) {
-        // the one error after which the client goes on at the same DataNode, at once and without noise
+        // The only error after which the client continues at the same DataNode at once and without a warning.
         throw new InvalidToken("viola: " + replica.key + ": " + e.getMessage());
       }
     }
@@ -69,11 +69,11 @@ final class BlockReader extends ReplicaAccessor {
     return done;
   }
 
-  /** Finds out whether the reads are sequential. */
-  private void look(long position, int wanted) {
-    sequential = position == last || (position == 0 && wanted >= Settings.SMALLEST_WINDOW);
+  /** Decides whether the reads are sequential. */
+  private void updateSequential(long position, int wanted) {
+    sequential = position == last || (position == 0 && wanted >= Settings.MIN_WINDOW_BYTES);
     if (!sequential) {
-      window = Settings.SMALLEST_WINDOW;
+      window = Settings.MIN_WINDOW_BYTES;
     }
     while (window < wanted && window < vread.settings.window) {
       window *= 2;
@@ -92,17 +92,17 @@ final class BlockReader extends ReplicaAccessor {
     return count;
   }
 
-  /** Makes the current piece one that has this position. */
+  /** Makes the current piece one that contains this position. */
   private void fetch(long position, int wanted) throws IOException {
     drop();
-    Helpers.Job<Piece> job;
+    MountThreads.Job<Piece> job;
     if (ahead != null && position >= aheadStart && position < aheadEnd) {
       job = ahead;
       ahead = null;
     } else {
-      leave();
-      long most = sequential ? window : Math.min(wanted, vread.settings.window);
-      aheadEnd = Math.min(length, position + Math.max(most, Math.min(wanted, vread.settings.window)));
+      abandon();
+      long max = sequential ? window : Math.min(wanted, vread.settings.window);
+      aheadEnd = Math.min(length, position + Math.max(max, Math.min(wanted, vread.settings.window)));
       job = begin(position, aheadEnd);
     }
     long end = aheadEnd;
@@ -112,23 +112,23 @@ final class BlockReader extends ReplicaAccessor {
         aheadStart = end;
         aheadEnd = Math.min(length, end + window);
         ahead = begin(aheadStart, aheadEnd);
-      } catch (Refused busy) {
-        // then it is fetched when it is asked for
+      } catch (FallbackException busy) {
+        // The bytes are fetched when they are read.
         aheadEnd = end;
       }
     }
     current = job.await();
   }
 
-  private Helpers.Job<Piece> begin(long from, long to) throws IOException {
-    if (!vread.helpers.mayTry()) {
-      throw new Refused(Reason.DEADLINE, vread.helpers.stuck() + " threads wait for it");
+  private MountThreads.Job<Piece> begin(long from, long to) throws IOException {
+    if (!vread.threads.mayTryMount()) {
+      throw new FallbackException(FallbackReason.DEADLINE, vread.threads.stuck() + " threads hang in the mount");
     }
     if (!replica.use()) {
-      throw new Refused(Reason.ERROR, "its files are closed");
+      throw new FallbackException(FallbackReason.ERROR, "its files are closed");
     }
     boolean single = !sequential;
-    return vread.helpers.begin(
+    return vread.threads.begin(
         () -> replica.read(from, to, verify, single),
         piece -> vread.buffers.give(piece.buffer),
         () -> vread.release(replica));
@@ -141,9 +141,9 @@ final class BlockReader extends ReplicaAccessor {
     }
   }
 
-  private void leave() {
+  private void abandon() {
     if (ahead != null) {
-      ahead.leave();
+      ahead.abandon();
       ahead = null;
     }
   }
@@ -153,7 +153,7 @@ final class BlockReader extends ReplicaAccessor {
     if (!closed) {
       closed = true;
       drop();
-      leave();
+      abandon();
       vread.release(replica);
     }
   }

@@ -4,11 +4,11 @@ package org.viola.hdfs;
 import java.nio.ByteBuffer;
 import java.util.concurrent.ArrayBlockingQueue;
 
-/** Direct buffers aligned for reads past the page cache; a few of each size are kept. */
+/** Direct buffers aligned for O_DIRECT; a few of each size are kept. */
 final class Buffers {
-  /** No device asks for a larger alignment than a page. */
+  /** Alignment in bytes; no device needs more than a page. */
   static final int ALIGN = 4096;
-  /** Size that serves random reads, checksum segments included. */
+  /** Size for random reads, including checksum segments. */
   static final int SMALL = (64 << 10) + 2 * ALIGN;
 
   private final int large;
@@ -16,10 +16,10 @@ final class Buffers {
   private final ArrayBlockingQueue<ByteBuffer> largeOnes = new ArrayBlockingQueue<>(16);
 
   Buffers(int window) {
-    large = window + 2 * Checksums.LARGEST_CHUNK;
+    large = window + 2 * Checksums.MAX_CHUNK_BYTES;
   }
 
-  /** An empty buffer of at least this size, which is at most the window and two checksum chunks. */
+  /** Returns an empty buffer of at least this size, which is at most the window and two checksum chunks. */
   ByteBuffer take(int size) {
     boolean small = size <= SMALL;
     ByteBuffer kept = (small ? smallOnes : largeOnes).poll();
@@ -31,9 +31,9 @@ final class Buffers {
     return ByteBuffer.allocateDirect(capacity + ALIGN).alignedSlice(ALIGN);
   }
 
-  /** Must only be called when nobody can write to the buffer any more. */
+  /** Returns a buffer. No thread may write to it any more. */
   void give(ByteBuffer buffer) {
-    // what does not fit is left to the garbage collector
+    // The garbage collector frees surplus buffers.
     boolean kept = buffer.capacity() < large ? smallOnes.offer(buffer) : largeOnes.offer(buffer);
     assert kept || buffer.isDirect();
   }

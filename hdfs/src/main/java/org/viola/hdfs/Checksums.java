@@ -10,10 +10,10 @@ import java.util.zip.CRC32C;
 import java.util.zip.Checksum;
 
 /**
- * The checksums of a block: its {@code .meta} file, of which only what is needed is read, once.
+ * The checksums of a block. Reads only the needed parts of its {@code .meta} file, each once.
  *
- * <p>The file is a header of 7 bytes (version, kind, bytes per chunk; big-endian) and four bytes for each
- * chunk of the data, the last of which may be short.
+ * <p>The file consists of a header of 7 bytes (version, kind, bytes per chunk; big-endian) and four bytes for
+ * each chunk of the data, the last of which may be short.
  */
 final class Checksums {
   private static final int HEADER = 7;
@@ -21,9 +21,9 @@ final class Checksums {
   private static final int KIND_NONE = 0;
   private static final int KIND_CRC32 = 1;
   private static final int KIND_CRC32C = 2;
-  static final int LARGEST_CHUNK = 64 << 10;
+  static final int MAX_CHUNK_BYTES = 64 << 10;
   /** Checksums in a segment, the unit of reading. */
-  private static final int PER_SEGMENT = 8192;
+  private static final int CHECKSUMS_PER_SEGMENT = 8192;
 
   private final BlockFile meta;
   private final Buffers buffers;
@@ -36,13 +36,13 @@ final class Checksums {
   /**
    * Reads the header.
    *
-   * @throws Refused when this is no meta file of a block of that size
+   * @throws FallbackException when this is no meta file of a block of that size
    */
   Checksums(BlockFile meta, long dataSize, Buffers buffers) throws IOException {
     this.meta = meta;
     this.buffers = buffers;
     if (meta.size < HEADER) {
-      throw new Refused(Reason.SHAPE, "meta file of " + meta.size + " bytes");
+      throw new FallbackException(FallbackReason.SHAPE, "meta file of " + meta.size + " bytes");
     }
     ByteBuffer head = meta.read(0, HEADER, buffers);
     short version = head.getShort();
@@ -50,23 +50,23 @@ final class Checksums {
     int bytes = head.getInt();
     buffers.give(head);
     if (version != VERSION || kind < KIND_NONE || kind > KIND_CRC32C) {
-      throw new Refused(Reason.SHAPE, "meta file of version " + version + ", checksums of kind " + kind);
+      throw new FallbackException(FallbackReason.SHAPE, "meta file of version " + version + ", checksums of kind " + kind);
     }
     if (kind == KIND_NONE) {
       chunk = 1;
       count = 0;
     } else {
-      if (bytes < 1 || bytes > LARGEST_CHUNK || Integer.bitCount(bytes) != 1) {
-        throw new Refused(Reason.SHAPE, "chunks of " + bytes + " bytes");
+      if (bytes < 1 || bytes > MAX_CHUNK_BYTES || Integer.bitCount(bytes) != 1) {
+        throw new FallbackException(FallbackReason.SHAPE, "chunks of " + bytes + " bytes");
       }
       chunk = bytes;
       long chunks = (dataSize + chunk - 1) / chunk;
       if (meta.size != HEADER + 4 * chunks || chunks > Integer.MAX_VALUE) {
-        throw new Refused(Reason.SHAPE, "meta file of " + meta.size + " bytes for " + dataSize + " bytes of data");
+        throw new FallbackException(FallbackReason.SHAPE, "meta file of " + meta.size + " bytes for " + dataSize + " bytes of data");
       }
       count = (int) chunks;
     }
-    segments = new AtomicReferenceArray<>((count + PER_SEGMENT - 1) / PER_SEGMENT);
+    segments = new AtomicReferenceArray<>((count + CHECKSUMS_PER_SEGMENT - 1) / CHECKSUMS_PER_SEGMENT);
   }
 
   /** Bytes that one checksum covers, a power of two. */
@@ -80,10 +80,10 @@ final class Checksums {
   }
 
   /**
-   * Compares what the buffer holds from 0 to its limit, which starts at a chunk and ends with one or with
-   * the block.
+   * Verifies the buffer from 0 to its limit. The data begin at a chunk and end with a chunk or with the
+   * block.
    *
-   * @throws Refused naming the first byte of a chunk that differs
+   * @throws FallbackException naming the first byte of a chunk that differs
    */
   void verify(ByteBuffer data, long start) throws IOException {
     if (kind == KIND_NONE) {
@@ -95,15 +95,15 @@ final class Checksums {
     int number = (int) (start / chunk);
     byte[] segment = null;
     for (int at = 0; at < end; at += chunk, number++) {
-      int inside = number % PER_SEGMENT;
+      int inside = number % CHECKSUMS_PER_SEGMENT;
       if (segment == null || inside == 0) {
-        segment = segment(number / PER_SEGMENT);
+        segment = segment(number / CHECKSUMS_PER_SEGMENT);
       }
       part.limit(Math.min(end, at + chunk)).position(at);
       sum.reset();
       sum.update(part);
       if ((int) sum.getValue() != stored(segment, inside * 4)) {
-        throw new Refused(Reason.CHECKSUM, "at byte " + (start + at));
+        throw new FallbackException(FallbackReason.CHECKSUM, "at byte " + (start + at));
       }
     }
   }
@@ -117,8 +117,8 @@ final class Checksums {
     if (kept != null) {
       return kept;
     }
-    int first = index * PER_SEGMENT;
-    int length = 4 * Math.min(PER_SEGMENT, count - first);
+    int first = index * CHECKSUMS_PER_SEGMENT;
+    int length = 4 * Math.min(CHECKSUMS_PER_SEGMENT, count - first);
     long from = HEADER + 4L * first;
     long start = from & -Buffers.ALIGN;
     ByteBuffer read = meta.read(start, from + length, buffers);

@@ -14,7 +14,7 @@ import org.apache.hadoop.metrics2.lib.MutableGaugeInt;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** What this process has read, in Hadoop's own metrics (source {@code ViolaVread}, context {@code dfs}). */
+/** This process's counts in Hadoop's metrics (source {@code ViolaVread}, context {@code dfs}). */
 final class Counters implements MetricsSource {
   static final Logger LOG = LoggerFactory.getLogger("org.viola.hdfs");
   private static final String NAME = "ViolaVread";
@@ -26,11 +26,11 @@ final class Counters implements MetricsSource {
   final MutableCounterLong bytes = registry.newCounter("BytesRead", "bytes given to the client", 0L);
   final MutableCounterLong bytesAhead = registry.newCounter("BytesFetched", "bytes read from the mount", 0L);
   final MutableGaugeInt stuck = registry.newGauge("ThreadsStuck", "threads that a hung mount holds", 0);
-  private final Map<Reason, MutableCounterLong> fallbacks = new EnumMap<>(Reason.class);
-  private final Set<Reason> told = EnumSet.noneOf(Reason.class);
+  private final Map<FallbackReason, MutableCounterLong> fallbacks = new EnumMap<>(FallbackReason.class);
+  private final Set<FallbackReason> told = EnumSet.noneOf(FallbackReason.class);
 
   private Counters() {
-    for (Reason reason : Reason.values()) {
+    for (FallbackReason reason : FallbackReason.values()) {
       fallbacks.put(reason,
           registry.newCounter("Fallback" + reason.label, "left to the DataNode: " + reason.sentence, 0L));
     }
@@ -45,16 +45,17 @@ final class Counters implements MetricsSource {
     try {
       DefaultMetricsSystem.instance().register(NAME, "HDFS blocks read through the host", counters);
     } catch (RuntimeException taken) {
-      // another class loader of this process has the name: these are counted, but not shown
+      // Another class loader of this process has registered the name: the counts exist, but Hadoop does not show
+      // them.
       LOG.debug("metrics of {} are not shown", NAME, taken);
     }
     return counters;
   }
 
-  /** Counts a block left to its DataNode; the first of each kind is logged. */
-  void fallback(Reason reason, Object block, Throwable cause) {
+  /** Counts a block that is read from its DataNode; logs the first one of each kind. */
+  void fallback(FallbackReason reason, Object block, Throwable cause) {
     fallbacks.get(reason).incr();
-    if (reason == Reason.ABSENT) {
+    if (reason == FallbackReason.ABSENT) {
       return;
     }
     boolean first;
@@ -62,18 +63,18 @@ final class Counters implements MetricsSource {
       first = told.add(reason);
     }
     String what = cause == null ? reason.sentence : cause.getMessage();
-    if (reason == Reason.TOKEN) {
+    if (reason == FallbackReason.TOKEN) {
       if (first) {
         LOG.info("viola: {}", what);
       }
-    } else if (first || reason == Reason.CHECKSUM) {
+    } else if (first || reason == FallbackReason.CHECKSUM) {
       LOG.warn("viola: {} is read from its DataNode: {}", block, what);
     } else {
       LOG.debug("viola: {} is read from its DataNode: {}", block, what);
     }
   }
 
-  long fallbacks(Reason reason) {
+  long fallbacks(FallbackReason reason) {
     return fallbacks.get(reason).value();
   }
 

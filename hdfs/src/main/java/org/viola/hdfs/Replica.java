@@ -11,20 +11,22 @@ import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.LongSupplier;
 
 /**
- * The open files of a block. Counted: they are closed, on a helper thread, when nobody uses them.
+ * The open files of a block, with a reference count. When it reaches 0, a mount thread closes them.
  *
- * <p>Single small reads go through the page cache, so that those which come again cost no request to the
- * host. The host cannot take back what lies there: a read that asks it at least once a second finds out
- * that a block is gone.
+ * <p>Single small reads use the page cache, so that repeated ones need no request to the host. The host
+ * cannot revoke cached pages, so at least one read per second goes to the host and notices a withdrawn block.
  */
 final class Replica {
-  /** Longest time for which the page cache is believed without asking the host. */
-  static final long BELIEF_NANOS = TimeUnit.SECONDS.toNanos(1);
+  /** Maximum time for which the page cache is trusted. */
+  static final long CACHE_TRUST_NANOS = TimeUnit.SECONDS.toNanos(1);
 
   final BlockKey key;
   final long size;
   private final BlockFile data;
-  /** Where the same can be opened through the page cache; null when {@code data} is, or none is wanted. */
+  /**
+   * Path for opening the file through the page cache; null if {@code data} uses it or if it must not be
+   * used.
+   */
   private final Path cachedPath;
   private BlockFile cached;
   private boolean closed;
@@ -32,7 +34,7 @@ final class Replica {
   private final BlockFile meta;
   private final Checksums sums;
   private final Buffers buffers;
-  /** Users, the cache of open blocks being one; 0 for ever when closed. */
+  /** Number of users, the cache of open blocks being one; stays 0 when closed. */
   private final AtomicInteger users = new AtomicInteger(1);
   private final LongSupplier clock;
   private volatile long usedNanos;
@@ -45,14 +47,14 @@ final class Replica {
     this.cachedPath = cachedPath;
     this.clock = clock;
     this.usedNanos = clock.getAsLong();
-    this.askedNanos = usedNanos - BELIEF_NANOS;
+    this.askedNanos = usedNanos - CACHE_TRUST_NANOS;
     this.meta = meta;
     this.buffers = buffers;
     this.size = data.size;
     this.sums = meta == null ? null : new Checksums(meta, data.size, buffers);
   }
 
-  /** Opens the block in the first mount that has it. */
+  /** Opens the block in the first mount that contains it. */
   static Replica open(BlockKey key, Settings settings, Buffers buffers, LongSupplier clock) throws IOException {
     NoSuchFileException absent = null;
     for (Path mount : settings.mounts) {
@@ -61,10 +63,10 @@ final class Replica {
       } catch (NoSuchFileException e) {
         absent = e;
       } catch (AccessDeniedException e) {
-        throw new Refused(Reason.ERROR, e);
+        throw new FallbackException(FallbackReason.ERROR, e);
       }
     }
-    throw new Refused(Reason.ABSENT, absent);
+    throw new FallbackException(FallbackReason.ABSENT, absent);
   }
 
   private static Replica openIn(Path mount, BlockKey key, Settings settings, Buffers buffers, LongSupplier clock) throws IOException {
@@ -75,9 +77,9 @@ final class Replica {
         if (BlockFile.isFinal(e)) {
           throw e;
         }
-        // this file system may not do it: the same through the page cache
+        // The file system may not support O_DIRECT: use the page cache.
       } catch (UnsupportedOperationException e) {
-        // nor may this Java
+        // This Java may not support O_DIRECT.
       }
     }
     return openAs(mount, key, settings, buffers, clock, false);
@@ -89,7 +91,7 @@ final class Replica {
     BlockFile meta = null;
     try {
       meta = settings.verify ? BlockFile.open(key.meta(mount), direct) : null;
-      return new Replica(key, data, direct && settings.singlesCached ? key.data(mount) : null, meta, buffers, clock);
+      return new Replica(key, data, direct && settings.cacheSingleReads ? key.data(mount) : null, meta, buffers, clock);
     } catch (IOException | RuntimeException e) {
       data.close();
       if (meta != null) {
@@ -100,9 +102,8 @@ final class Replica {
   }
 
   /**
-   * Reads and verifies at least {@code from} to {@code to}, which is at most the size: whole pages and
-   * chunks, so that the piece may begin earlier and end later. {@code single}: it is not part of a
-   * sequence of reads.
+   * Reads and verifies at least {@code from} to {@code to}, which is at most the size. Reads whole pages and
+   * chunks, so the piece may begin earlier and end later. {@code single}: the read is not part of a sequence.
    */
   Piece read(long from, long to, boolean verify, boolean single) throws IOException {
     boolean check = verify && sums != null;
@@ -127,7 +128,7 @@ final class Replica {
 
   private ByteBuffer readFrom(boolean single, long start, long end) throws IOException {
     long now = clock.getAsLong();
-    if (single && cachedPath != null && now - askedNanos < BELIEF_NANOS) {
+    if (single && cachedPath != null && now - askedNanos < CACHE_TRUST_NANOS) {
       return cached().read(start, end, buffers);
     }
     ByteBuffer buffer = data.read(start, end, buffers);
@@ -137,13 +138,13 @@ final class Replica {
 
   private synchronized BlockFile cached() throws IOException {
     if (closed) {
-      throw new Refused(Reason.ERROR, "its files are closed");
+      throw new FallbackException(FallbackReason.ERROR, "its files are closed");
     }
     if (cached == null) {
       BlockFile file = BlockFile.open(cachedPath, false);
       if (file.size != size) {
         file.close();
-        throw new Refused(Reason.SHAPE, "its file has " + file.size + " bytes now, not " + size);
+        throw new FallbackException(FallbackReason.SHAPE, "its file has " + file.size + " bytes now, not " + size);
       }
       cached = file;
     }
@@ -158,14 +159,14 @@ final class Replica {
     return usedNanos;
   }
 
-  /** One more user; false when it is closed already. */
+  /** Adds a user; false when the files are closed. */
   boolean use() {
     usedNanos = clock.getAsLong();
     return users.getAndUpdate(n -> n == 0 ? 0 : n + 1) > 0;
   }
 
-  /** One user less; true for the last one, who has to have it closed. */
-  boolean unuse() {
+  /** Removes a user; true for the last one, who must have the files closed. */
+  boolean release() {
     return users.decrementAndGet() == 0;
   }
 

@@ -11,31 +11,31 @@ import org.apache.hadoop.conf.Configuration;
 
 /** The {@code viola.*} keys of a configuration. Equal settings share their open files and threads. */
 final class Settings {
-  /** Folders in which the host shows blocks, separated by commas; without it viola stays out. */
+  /** Directories of viola's mounts, separated by commas; without it the plug-in does nothing. */
   static final String MOUNT = "viola.vread.mount";
-  /** {@code false} leaves the checksums out. */
+  /** {@code false} skips the verification of checksums. */
   static final String VERIFY = "viola.verify";
-  /** Longest wait for an open or a read (750 ms). */
+  /** Time limit for an open or a read (750 ms). */
   static final String DEADLINE = "viola.vread.deadline";
   /**
-   * {@code auto} (single small reads through the page cache, all others past it where the mount can),
-   * {@code direct} (all past it) or {@code buffered} (none).
+   * {@code auto}: single small reads use the page cache, others O_DIRECT where the mount supports it; {@code
+   * direct}: all use O_DIRECT; {@code buffered}: none does.
    */
   static final String IO = "viola.vread.io";
-  /** Bytes read at once in sequential use; twice this much is read ahead (1 MiB). */
+  /** Bytes read at once in sequential use; twice as much is read ahead (1 MiB). */
   static final String WINDOW = "viola.vread.window";
-  /** Blocks kept open (64). */
+  /** Maximum number of blocks kept open (64). */
   static final String HANDLES = "viola.vread.handles";
-  /** Most threads that read (32). */
+  /** Maximum number of reading threads (32). */
   static final String THREADS = "viola.vread.threads";
 
-  static final int SMALLEST_WINDOW = 64 << 10;
-  private static final int LARGEST_WINDOW = 16 << 20;
+  static final int MIN_WINDOW_BYTES = 64 << 10;
+  private static final int MAX_WINDOW_BYTES = 16 << 20;
 
   final List<Path> mounts;
   final boolean verify;
   final boolean direct;
-  final boolean singlesCached;
+  final boolean cacheSingleReads;
   final long deadlineNanos;
   final int window;
   final int handles;
@@ -49,16 +49,16 @@ final class Settings {
     verify = conf.getBoolean(VERIFY, true);
     String io = conf.getTrimmed(IO, "auto");
     direct = !"buffered".equals(io);
-    singlesCached = !"direct".equals(io);
+    cacheSingleReads = !"direct".equals(io);
     deadlineNanos = within(conf.getTimeDuration(DEADLINE, 750, TimeUnit.MILLISECONDS), 1, 60_000) * 1_000_000L;
     window = Integer.highestOneBit(
-        (int) within(conf.getLongBytes(WINDOW, 1 << 20), SMALLEST_WINDOW, LARGEST_WINDOW));
+        (int) within(conf.getLongBytes(WINDOW, 1 << 20), MIN_WINDOW_BYTES, MAX_WINDOW_BYTES));
     handles = (int) within(conf.getInt(HANDLES, 64), 1, 4096);
     threads = (int) within(conf.getInt(THREADS, 32), 2, 1024);
   }
 
-  private static long within(long value, long least, long most) {
-    return Math.max(least, Math.min(most, value));
+  private static long within(long value, long min, long max) {
+    return Math.max(min, Math.min(max, value));
   }
 
   @Override
@@ -68,13 +68,13 @@ final class Settings {
     }
     Settings s = (Settings) other;
     return mounts.equals(s.mounts) && verify == s.verify && direct == s.direct
-        && singlesCached == s.singlesCached
+        && cacheSingleReads == s.cacheSingleReads
         && deadlineNanos == s.deadlineNanos && window == s.window && handles == s.handles
         && threads == s.threads;
   }
 
   @Override
   public int hashCode() {
-    return Objects.hash(mounts, verify, direct, singlesCached, deadlineNanos, window, handles, threads);
+    return Objects.hash(mounts, verify, direct, cacheSingleReads, deadlineNanos, window, handles, threads);
   }
 }

@@ -11,8 +11,8 @@ import org.apache.hadoop.security.token.Token;
 import org.apache.hadoop.security.token.TokenIdentifier;
 
 /**
- * The class to name in {@code dfs.client.replica.accessor.builder.classes}. Never throws: a block that
- * cannot be had through the host is read from its DataNode.
+ * The class for {@code dfs.client.replica.accessor.builder.classes}. It never throws: a block that cannot be
+ * read through the host is read from its DataNode.
  */
 public final class ViolaReplicaAccessorBuilder extends ReplicaAccessorBuilder {
   private Configuration conf;
@@ -83,20 +83,20 @@ public final class ViolaReplicaAccessorBuilder extends ReplicaAccessorBuilder {
       if (vread.settings.mounts.isEmpty() || !key.isPlain()) {
         return null;
       }
-      if (demandsToken(token)) {
-        Counters.get().fallback(Reason.TOKEN, key, null);
+      if (requiresToken(token)) {
+        Counters.get().fallback(FallbackReason.TOKEN, key, null);
         return null;
       }
       return vread.reader(key, visibleLength, verify);
     } catch (Throwable e) {
-      // the client would only log it; whatever it is, the DataNode can still be asked
+      // The client would only log the error; returning null makes it ask the DataNode.
       Counters.LOG.debug("no reader for blk_{}", id, e);
       return null;
     }
   }
 
-  /** A cluster without access tokens sends one in which nothing is written. */
-  private static boolean demandsToken(byte[] bytes) throws IOException {
+  /** A cluster without access tokens sends an empty token. */
+  private static boolean requiresToken(byte[] bytes) throws IOException {
     if (bytes == null || bytes.length == 0) {
       return false;
     }

@@ -13,20 +13,20 @@ import java.util.concurrent.TimeUnit;
 import org.apache.hadoop.conf.Configuration;
 
 /**
- * What all readers of a process share for equal settings: open blocks, helper threads, and the blocks that
- * are not to be asked for.
+ * State that all readers of a process share for equal settings: open blocks, mount threads, and the blocks
+ * that are not asked for at present.
  */
 final class Vread {
-  private static final long IDLE_NANOS = TimeUnit.SECONDS.toNanos(60);
-  /** Checksums kept in memory over all open blocks. */
-  private static final long MOST_HELD = 32 << 20;
-  private static final int MOST_PAUSED = 16384;
+  private static final long IDLE_TIMEOUT_NANOS = TimeUnit.SECONDS.toNanos(60);
+  /** Maximum bytes of checksums in memory over all open blocks. */
+  private static final long MAX_CHECKSUM_BYTES = 32 << 20;
+  private static final int MAX_PAUSED_BLOCKS = 16384;
 
-  private static final Map<Configuration, Vread> OF_CLIENT = new WeakHashMap<>();
-  private static final Map<Settings, Vread> OF_SETTINGS = new ConcurrentHashMap<>();
+  private static final Map<Configuration, Vread> BY_CLIENT = new WeakHashMap<>();
+  private static final Map<Settings, Vread> BY_SETTINGS = new ConcurrentHashMap<>();
 
   final Settings settings;
-  final Helpers helpers;
+  final MountThreads threads;
   final Buffers buffers;
   private final LinkedHashMap<BlockKey, Replica> open = new LinkedHashMap<>(64, 0.75f, true);
   private final ConcurrentHashMap<BlockKey, Long> paused = new ConcurrentHashMap<>();
@@ -34,18 +34,18 @@ final class Vread {
 
   Vread(Settings settings) {
     this.settings = settings;
-    helpers = new Helpers(settings.threads, settings.deadlineNanos);
+    threads = new MountThreads(settings.threads, settings.deadlineNanos);
     buffers = new Buffers(settings.window);
   }
 
-  /** For a client, whose configuration is read once. */
+  /** Returns the state for a client, whose configuration is read once. */
   static Vread of(Configuration conf) {
-    synchronized (OF_CLIENT) {
-      return OF_CLIENT.computeIfAbsent(conf, c -> OF_SETTINGS.computeIfAbsent(new Settings(c), Vread::new));
+    synchronized (BY_CLIENT) {
+      return BY_CLIENT.computeIfAbsent(conf, c -> BY_SETTINGS.computeIfAbsent(new Settings(c), Vread::new));
     }
   }
 
-  /** A reader of the block, or null when its DataNode has to be asked. */
+  /** Returns a reader of the block, or null when the client has to ask the DataNode. */
   BlockReader reader(BlockKey key, long visibleLength, boolean verify) {
     if (isPaused(key)) {
       return null;
@@ -54,11 +54,11 @@ final class Vread {
       Replica replica = replica(key);
       if (replica.size < visibleLength) {
         release(replica);
-        throw new Refused(Reason.SHAPE, replica.size + " bytes where HDFS has " + visibleLength);
+        throw new FallbackException(FallbackReason.SHAPE, replica.size + " bytes where HDFS has " + visibleLength);
       }
       Counters.get().accessors.incr();
       return new BlockReader(this, replica, visibleLength, verify);
-    } catch (Refused e) {
+    } catch (FallbackException e) {
       refuse(key, e);
     } catch (IOException e) {
       Counters.LOG.debug("opening {}", key, e);
@@ -73,27 +73,27 @@ final class Vread {
         return known;
       }
     }
-    if (!helpers.mayTry()) {
-      throw new Refused(Reason.DEADLINE, helpers.stuck() + " threads wait for it");
+    if (!threads.mayTryMount()) {
+      throw new FallbackException(FallbackReason.DEADLINE, threads.stuck() + " threads hang in the mount");
     }
     Replica replica =
-        helpers.begin(() -> Replica.open(key, settings, buffers, helpers::now), Replica::close, () -> { }).await();
+        threads.begin(() -> Replica.open(key, settings, buffers, threads::now), Replica::close, () -> { }).await();
     Counters.get().blocks.incr();
     replica.use();
     keep(replica);
     return replica;
   }
 
-  /** Keeps it open for the next reader, and lets go of others. */
+  /** Keeps a block open for the next reader and releases others. */
   private void keep(Replica replica) {
     List<Replica> out = new ArrayList<>();
     synchronized (open) {
-      // where two opened the same block at once, the first one goes
+      // If two threads opened the block at once, the first one is released.
       Replica other = open.put(replica.key, replica);
       if (other != null) {
         out.add(other);
       }
-      long now = helpers.now();
+      long now = threads.now();
       long held = 0;
       for (Replica one : open.values()) {
         held += one.held();
@@ -101,8 +101,8 @@ final class Vread {
       var oldest = open.values().iterator();
       while (oldest.hasNext()) {
         Replica one = oldest.next();
-        boolean tooMany = open.size() > settings.handles || held > MOST_HELD;
-        if (one == replica || !(tooMany || now - one.usedNanos() > IDLE_NANOS)) {
+        boolean tooMany = open.size() > settings.handles || held > MAX_CHECKSUM_BYTES;
+        if (one == replica || !(tooMany || now - one.usedNanos() > IDLE_TIMEOUT_NANOS)) {
           break;
         }
         held -= one.held();
@@ -113,11 +113,11 @@ final class Vread {
     out.forEach(this::release);
   }
 
-  /** One user of it less. */
+  /** Removes a user of a block and closes it after the last. */
   void release(Replica replica) {
-    if (replica.unuse()) {
+    if (replica.release()) {
       closing.add(replica);
-      if (!helpers.beginUnwaited(this::close)) {
+      if (!threads.submit(this::close)) {
         Counters.LOG.debug("{} is closed with the next one", replica.key);
       }
     }
@@ -129,18 +129,18 @@ final class Vread {
     }
   }
 
-  /** Notes why a block is left to its DataNode, and does not ask for it for a while. */
-  void refuse(BlockKey key, Refused why) {
+  /** Counts the fallback of a block and pauses requests for it. */
+  void refuse(BlockKey key, FallbackException why) {
     Counters.get().fallback(why.reason, key, why);
-    if (paused.size() >= MOST_PAUSED) {
+    if (paused.size() >= MAX_PAUSED_BLOCKS) {
       long now = System.nanoTime();
       paused.values().removeIf(until -> until - now <= 0);
-      if (paused.size() >= MOST_PAUSED) {
+      if (paused.size() >= MAX_PAUSED_BLOCKS) {
         paused.clear();
       }
     }
     paused.put(key, System.nanoTime() + why.reason.pauseNanos);
-    if (why.reason != Reason.ABSENT && why.reason != Reason.BUSY) {
+    if (why.reason != FallbackReason.ABSENT && why.reason != FallbackReason.BUSY) {
       Replica stale;
       synchronized (open) {
         stale = open.remove(key);
@@ -163,7 +163,7 @@ final class Vread {
     return false;
   }
 
-  /** Blocks kept open. */
+  /** Number of blocks kept open. */
   int openBlocks() {
     synchronized (open) {
       return open.size();

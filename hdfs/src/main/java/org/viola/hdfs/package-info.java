@@ -2,9 +2,8 @@
 /**
  * Reads HDFS blocks through the host.
  *
- * <p>The HDFS client asks {@link org.viola.hdfs.ViolaReplicaAccessorBuilder} for every block before it
- * talks to a DataNode. Where the host shows that block in a mounted folder, its bytes are read from
- * there and checked against the checksums of the block's meta file; on any doubt the client goes on
- * to the DataNode as if nothing had been asked.
+ * <p>The HDFS client asks {@link org.viola.hdfs.ViolaReplicaAccessorBuilder} for every block before it contacts a
+ * DataNode. If viola's mount contains the block, the plug-in reads it from there and verifies it against the block's
+ * meta file. In every other case the client continues with the DataNode.
  */
 package org.viola.hdfs;

@@ -33,8 +33,8 @@ import org.apache.hadoop.util.Tool;
 import org.apache.hadoop.util.ToolRunner;
 
 /**
- * An HDFS client that does what it is told on a socket, so that all sides of a comparison run in one warm
- * process. Requests are lines of words, answers lines of JSON:
+ * An HDFS client that executes requests from a socket, so that both sides of a comparison run in one warm
+ * process. Requests are lines of words, answers are lines of JSON:
  *
  * <pre>
  * open SIDE [KEY=VALUE...]          a file system with these keys over hdfs-site.xml; resource=NAME reads one more file
@@ -53,7 +53,7 @@ import org.apache.hadoop.util.ToolRunner;
  * stats                             what the plug-in has counted since the last time
  * </pre>
  *
- * Further ones are those of {@link Examiner}.
+ * {@link Examiner} has further requests.
  */
 public final class Bench {
   private final Map<String, FileSystem> sides = new HashMap<>();
@@ -65,7 +65,7 @@ public final class Bench {
   private Bench() {
   }
 
-  /** Serves one connection after the other on the port given. */
+  /** Serves one connection after the other on the given port. */
   public static void main(String[] args) throws IOException {
     Bench bench = new Bench();
     try (ServerSocket server = new ServerSocket(Integer.parseInt(args[0]), 4, InetAddress.getByName("0.0.0.0"))) {
@@ -183,10 +183,10 @@ public final class Bench {
     return meter.json();
   }
 
-  /** A tool of Hadoop's or of what is built on it, with the side's configuration. */
+  /** Runs a tool of Hadoop or of a program built on it, with the side's configuration. */
   private static String tool(Configuration side, String name, String[] arguments) throws IOException {
     Configuration conf = new Configuration(side);
-    // else the first side's file system would serve all
+    // Otherwise the cache returns the first side's file system.
     conf.setBoolean("fs.hdfs.impl.disable.cache", true);
     System.gc();
     Meter meter = new Meter();
@@ -275,7 +275,7 @@ public final class Bench {
     }
   }
 
-  /** A full buffer, but for the file's end. */
+  /** Fills the buffer, except at the end of the file. */
   private static int fill(FSDataInputStream in, byte[] buffer) throws IOException {
     int done = 0;
     for (int n; done < buffer.length && (n = in.read(buffer, done, buffer.length - done)) > 0;) {
@@ -332,7 +332,7 @@ public final class Bench {
     Counters counters = Counters.get();
     long bytes = counters.bytes.value();
     long fallbacks = 0;
-    for (Reason reason : Reason.values()) {
+    for (FallbackReason reason : FallbackReason.values()) {
       fallbacks += counters.fallbacks(reason);
     }
     String text = String.format("{\"bytes\": %d, \"reads\": %d}", bytes - bytesSeen, fallbacks - fallbacksSeen);

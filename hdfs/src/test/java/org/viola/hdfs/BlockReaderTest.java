@@ -30,7 +30,7 @@ import org.junit.Test;
 import org.junit.rules.TemporaryFolder;
 
 public class BlockReaderTest {
-  /** Not in memory: there some kernels cannot read past the page cache. */
+  /** On a disk: some kernels do not support O_DIRECT in tmpfs. */
   @Rule
   public TemporaryFolder folder = new TemporaryFolder(new File("../build/hdfs"));
   private Mount mount;
@@ -94,7 +94,7 @@ public class BlockReaderTest {
         {3_500_000, 4096}, {2_500_000, 4096}};
     int[] open = {1, 1, 1, 1, 2, 2, 2};
     for (String io : new String[] {"auto", "direct"}) {
-      // a client's configuration is read once
+      // A client's configuration is read once.
       mount.conf = new Configuration(mount.conf);
       mount.conf.set(Settings.IO, io);
       mount.put(1, Mount.noise(4 << 20, 5));
@@ -104,14 +104,14 @@ public class BlockReaderTest {
         assertEquals(io + ", read " + i, io.equals("auto") ? open[i] : 1, opened(mount.data(1)));
       }
       reader.close();
-      // another block takes its place among the open ones
+      // Another block evicts it from the open ones.
       mount.put(2, new byte[10]);
       mount.build(2, 10).close();
       Waiting.until("the files of block 1 are closed", () -> opened(mount.data(1)) == 0);
     }
   }
 
-  /** How often this process has the file open. */
+  /** Number of descriptors of this process for the file. */
   private static long opened(Path path) {
     long count = 0;
     try (DirectoryStream<Path> all = Files.newDirectoryStream(Paths.get("/proc/self/fd"))) {
@@ -119,7 +119,7 @@ public class BlockReaderTest {
         try {
           count += Files.readSymbolicLink(one).equals(path) ? 1 : 0;
         } catch (NoSuchFileException e) {
-          // it was closed meanwhile
+          // The descriptor was closed meanwhile.
         }
       }
     } catch (IOException e) {
@@ -134,7 +134,7 @@ public class BlockReaderTest {
     ReplicaAccessor reader = mount.build(1, 1 << 20);
     Mount.read(reader, 4096, 4096);
     Files.delete(mount.data(1));
-    // the page cache is to be used from here on, and it is not there any more
+    // From here on reads use the page cache, which no longer holds the bytes.
     assertThrows(InvalidToken.class, () -> Mount.read(reader, 100_000, 4096));
     reader.close();
 
@@ -142,8 +142,8 @@ public class BlockReaderTest {
     ReplicaAccessor late = mount.build(2, 1 << 20);
     Mount.read(late, 4096, 4096);
     Files.delete(mount.data(2));
-    Thread.sleep(TimeUnit.NANOSECONDS.toMillis(Replica.BELIEF_NANOS) + 50);
-    // this one asks past the page cache, by the file that is open
+    Thread.sleep(TimeUnit.NANOSECONDS.toMillis(Replica.CACHE_TRUST_NANOS) + 50);
+    // This read uses O_DIRECT on the open file.
     assertEquals(4096, Mount.read(late, 100_000, 4096).length);
     late.close();
   }
@@ -181,25 +181,25 @@ public class BlockReaderTest {
   }
 
   @Test
-  public void wrongBytesAreNeverHandedOutAndTheBlockIsNotAskedForAgain() throws IOException {
+  public void wrongBytesAreNeverReturnedAndTheBlockIsPaused() throws IOException {
     byte[] data = Mount.noise(3 << 20, 9);
     byte[] wrong = data.clone();
     int where = (2 << 20) + 700;
     wrong[where] ^= 1;
     mount.put(1, wrong, Mount.meta(data, 2, 512));
-    long before = counters.fallbacks(Reason.CHECKSUM);
+    long before = counters.fallbacks(FallbackReason.CHECKSUM);
     ReplicaAccessor reader = mount.build(1, data.length);
     assertArrayEquals(Arrays.copyOf(data, 2 << 20), Mount.read(reader, 0, 2 << 20));
     byte[] to = new byte[4096];
     assertThrows(InvalidToken.class, () -> reader.read(where, to, 0, 1));
     assertArrayEquals(new byte[4096], to);
     reader.close();
-    assertEquals(before + 1, counters.fallbacks(Reason.CHECKSUM));
+    assertEquals(before + 1, counters.fallbacks(FallbackReason.CHECKSUM));
     assertNull(mount.build(1, data.length));
   }
 
   @Test
-  public void withoutVerifyingTheChecksumsAreNotLookedAt() throws IOException {
+  public void checksumsAreIgnoredWithoutVerification() throws IOException {
     byte[] data = Mount.noise(100_000, 9);
     mount.put(1, data, new byte[3]);
     mount.conf.setBoolean(Settings.VERIFY, false);
@@ -209,7 +209,7 @@ public class BlockReaderTest {
   }
 
   @Test
-  public void filesThatDoNotFitTogetherAreRefused() throws IOException {
+  public void mismatchedFilesAreRefused() throws IOException {
     byte[] data = Mount.noise(10_000, 9);
     byte[] meta = Mount.meta(data, 2, 512);
     byte[] version = meta.clone();
@@ -223,18 +223,18 @@ public class BlockReaderTest {
     byte[][] bad = {
       new byte[0], Arrays.copyOf(meta, 6), Arrays.copyOf(meta, meta.length - 4), Arrays.copyOf(meta, meta.length + 4),
       version, kind, chunk, negative};
-    long before = counters.fallbacks(Reason.SHAPE);
+    long before = counters.fallbacks(FallbackReason.SHAPE);
     for (int i = 0; i < bad.length; i++) {
       mount.put(i, data, bad[i]);
       assertNull("meta " + i, mount.build(i, data.length));
     }
     mount.put(100, data);
     assertNull("shorter than HDFS says", mount.build(100, data.length + 1));
-    assertEquals(before + bad.length + 1, counters.fallbacks(Reason.SHAPE));
+    assertEquals(before + bad.length + 1, counters.fallbacks(FallbackReason.SHAPE));
   }
 
   @Test
-  public void aBlockCutWhileItIsReadEndsInTheErrorThatSendsTheClientOn() throws IOException {
+  public void aBlockTruncatedDuringAReadMakesTheClientUseItsDataNode() throws IOException {
     byte[] data = Mount.noise(1 << 20, 9);
     mount.put(1, data);
     ReplicaAccessor reader = mount.build(1, data.length);
@@ -246,18 +246,18 @@ public class BlockReaderTest {
   }
 
   @Test
-  public void aBlockThatIsNotThereIsLeftToItsDataNode() throws IOException, InterruptedException {
-    long before = counters.fallbacks(Reason.ABSENT);
+  public void aMissingBlockIsLeftToItsDataNode() throws IOException, InterruptedException {
+    long before = counters.fallbacks(FallbackReason.ABSENT);
     assertNull(mount.build(1, 10));
     assertNull("asked again too soon", mount.build(1, 10));
-    assertEquals(before + 1, counters.fallbacks(Reason.ABSENT));
+    assertEquals(before + 1, counters.fallbacks(FallbackReason.ABSENT));
     mount.put(1, Mount.noise(10, 1));
     Thread.sleep(1100);
     mount.build(1, 10).close();
   }
 
   @Test
-  public void theSecondMountIsAskedWhereTheFirstHasNothing() throws IOException {
+  public void theSecondMountIsUsedForBlocksThatTheFirstLacks() throws IOException {
     Mount second = new Mount(folder.newFolder().toPath());
     byte[] data = Mount.noise(5000, 1);
     second.put(1, data);
@@ -281,14 +281,14 @@ public class BlockReaderTest {
   }
 
   @Test
-  public void aClusterThatDemandsTokensIsLeftAlone() throws IOException {
+  public void aClusterThatRequiresTokensIsLeftToItsDataNodes() throws IOException {
     mount.put(1, Mount.noise(10, 1));
-    long before = counters.fallbacks(Reason.TOKEN);
+    long before = counters.fallbacks(FallbackReason.TOKEN);
     byte[] token = {3, 1, 2, 3, 0, 0, 0}; // an identifier of three bytes
     ReplicaAccessorBuilder builder = new ViolaReplicaAccessorBuilder().setBlock(1, Mount.POOL).setGenerationStamp(1001)
         .setConfiguration(mount.conf).setVisibleLength(10);
     assertNull(builder.setBlockAccessToken(token).build());
-    assertEquals(before + 1, counters.fallbacks(Reason.TOKEN));
+    assertEquals(before + 1, counters.fallbacks(FallbackReason.TOKEN));
     assertNull("a token that cannot be read", builder.setBlockAccessToken(new byte[] {9}).build());
     builder.setBlockAccessToken(new byte[4]).build().close();
   }
@@ -313,7 +313,7 @@ public class BlockReaderTest {
             count++;
           }
         } catch (IOException gone) {
-          // closed meanwhile
+          // The descriptor was closed meanwhile.
         }
       }
       return count;

@@ -25,7 +25,7 @@ import org.junit.Rule;
 import org.junit.Test;
 import org.junit.rules.TemporaryFolder;
 
-/** A mount that hangs, as one does whose host side has died. */
+/** Tests with a mount that hangs, as after the death of its worker. */
 public class DeadlineTest {
   private static final long MS = 1_000_000L;
   @Rule
@@ -37,7 +37,7 @@ public class DeadlineTest {
   }
 
   @Test
-  public void anOpenThatHangsIsGivenUpAndTheThreadComesBack() throws Exception {
+  public void aHungOpenTimesOutAndItsThreadIsReusedLater() throws Exception {
     Mount mount = new Mount(folder.getRoot().toPath());
     mount.conf.set(Settings.DEADLINE, "150ms");
     byte[] data = Mount.noise(5000, 1);
@@ -51,14 +51,14 @@ public class DeadlineTest {
     assertNull(mount.build(1, 10));
     long took = System.nanoTime() - start;
     assertTrue("took " + took, took >= 150 * MS && took < 1000 * MS);
-    assertEquals(1, vread.helpers.stuck());
+    assertEquals(1, vread.threads.stuck());
     start = System.nanoTime();
     assertNull("known to hang", mount.build(1, 10));
     assertNull("another block of the same mount", mount.build(3, 10));
     assertTrue("these must not wait", System.nanoTime() - start < 100 * MS);
 
     try (OutputStream writer = Files.newOutputStream(mount.data(1))) {
-      Waiting.until("the thread is back", () -> vread.helpers.stuck() == 0);
+      Waiting.until("the thread is back", () -> vread.threads.stuck() == 0);
     }
     ReplicaAccessor reader = mount.build(2, 5000);
     assertArrayEquals(data, Mount.read(reader, 0, 5000));
@@ -66,110 +66,110 @@ public class DeadlineTest {
   }
 
   @Test
-  public void aMetaFileThatHangsIsGivenUpToo() throws Exception {
+  public void aHungMetaFileTimesOut() throws Exception {
     Mount mount = new Mount(folder.getRoot().toPath());
     mount.conf.set(Settings.DEADLINE, "120ms");
     Files.createDirectories(mount.path.resolve(Mount.POOL));
     Files.write(mount.data(1), new byte[10]);
     fifo(mount.meta(1));
     assertNull(mount.build(1, 10));
-    assertEquals(1, Vread.of(mount.conf).helpers.stuck());
+    assertEquals(1, Vread.of(mount.conf).threads.stuck());
     try (OutputStream writer = Files.newOutputStream(mount.meta(1))) {
-      Waiting.until("the thread is back", () -> Vread.of(mount.conf).helpers.stuck() == 0);
+      Waiting.until("the thread is back", () -> Vread.of(mount.conf).threads.stuck() == 0);
     }
   }
 
   @Test
-  public void aLateResultIsDisposedOfAndNotLost() throws Exception {
-    Helpers helpers = new Helpers(4, 50 * MS);
+  public void aLateResultIsDisposedOf() throws Exception {
+    MountThreads threads = new MountThreads(4, 50 * MS);
     CountDownLatch gate = new CountDownLatch(1);
     ConcurrentLinkedQueue<String> spare = new ConcurrentLinkedQueue<>();
     AtomicInteger ended = new AtomicInteger();
-    Helpers.Job<String> job = helpers.begin(() -> {
+    MountThreads.Job<String> job = threads.begin(() -> {
       gate.await();
       return "late";
     }, spare::add, ended::incrementAndGet);
-    Refused why = assertThrows(Refused.class, job::await);
-    assertSame(Reason.DEADLINE, why.reason);
-    assertFalse("as long as a thread hangs nobody else tries", helpers.mayTry());
+    FallbackException why = assertThrows(FallbackException.class, job::await);
+    assertSame(FallbackReason.DEADLINE, why.reason);
+    assertFalse("as long as a thread hangs nobody else tries", threads.mayTryMount());
     gate.countDown();
     Waiting.until("disposed of", () -> spare.contains("late") && ended.get() == 1);
-    assertTrue(helpers.mayTry());
+    assertTrue(threads.mayTryMount());
   }
 
   @Test
   public void aResultInTimeIsHandedOverOnce() throws Exception {
-    Helpers helpers = new Helpers(4, 5000 * MS);
+    MountThreads threads = new MountThreads(4, 5000 * MS);
     ConcurrentLinkedQueue<String> spare = new ConcurrentLinkedQueue<>();
-    Helpers.Job<String> job = helpers.begin(() -> "x", spare::add, () -> { });
+    MountThreads.Job<String> job = threads.begin(() -> "x", spare::add, () -> { });
     assertEquals("x", job.await());
-    job.leave();
+    job.abandon();
     assertTrue(spare.isEmpty());
-    Helpers.Job<String> unwanted = helpers.begin(() -> "y", spare::add, () -> { });
+    MountThreads.Job<String> unwanted = threads.begin(() -> "y", spare::add, () -> { });
     Waiting.until("done", unwanted::isDone);
-    unwanted.leave();
+    unwanted.abandon();
     Waiting.until("disposed of", () -> spare.size() == 1);
   }
 
   @Test
-  public void threadsThatHangAreBounded() throws Exception {
-    Helpers helpers = new Helpers(16, 20 * MS);
+  public void theNumberOfHungThreadsIsBounded() throws Exception {
+    MountThreads threads = new MountThreads(16, 20 * MS);
     CountDownLatch gate = new CountDownLatch(1);
-    for (int i = 0; i < Helpers.MOST_STUCK; i++) {
-      Helpers.Job<Boolean> job = helpers.begin(() -> gate.await(60, TimeUnit.SECONDS), b -> { }, () -> { });
-      assertThrows(Refused.class, job::await);
+    for (int i = 0; i < MountThreads.MAX_STUCK; i++) {
+      MountThreads.Job<Boolean> job = threads.begin(() -> gate.await(60, TimeUnit.SECONDS), b -> { }, () -> { });
+      assertThrows(FallbackException.class, job::await);
     }
-    assertEquals(Helpers.MOST_STUCK, helpers.stuck());
-    assertFalse(helpers.mayTry());
+    assertEquals(MountThreads.MAX_STUCK, threads.stuck());
+    assertFalse(threads.mayTryMount());
     gate.countDown();
-    Waiting.until("all are back", () -> helpers.stuck() == 0);
+    Waiting.until("all are back", () -> threads.stuck() == 0);
   }
 
   @Test
   public void moreReadsThanThreadsAreRefusedAtOnce() throws Exception {
-    Helpers helpers = new Helpers(2, 5000 * MS);
+    MountThreads threads = new MountThreads(2, 5000 * MS);
     CountDownLatch gate = new CountDownLatch(1);
-    List<Helpers.Job<Boolean>> jobs = new ArrayList<>();
+    List<MountThreads.Job<Boolean>> jobs = new ArrayList<>();
     for (int i = 0; i < 2; i++) {
-      jobs.add(helpers.begin(() -> gate.await(60, TimeUnit.SECONDS), b -> { }, () -> { }));
+      jobs.add(threads.begin(() -> gate.await(60, TimeUnit.SECONDS), b -> { }, () -> { }));
     }
     AtomicInteger ended = new AtomicInteger();
-    Refused why = assertThrows(Refused.class,
-        () -> helpers.begin(() -> true, b -> { }, ended::incrementAndGet));
-    assertSame(Reason.BUSY, why.reason);
+    FallbackException why = assertThrows(FallbackException.class,
+        () -> threads.begin(() -> true, b -> { }, ended::incrementAndGet));
+    assertSame(FallbackReason.BUSY, why.reason);
     assertEquals("what was taken for it is given back", 1, ended.get());
     gate.countDown();
-    for (Helpers.Job<Boolean> job : jobs) {
+    for (MountThreads.Job<Boolean> job : jobs) {
       assertTrue(job.await());
     }
   }
 
   @Test
   public void anInterruptedReaderStopsWaitingAndStaysInterrupted() throws Exception {
-    Helpers helpers = new Helpers(2, 60_000 * MS);
+    MountThreads threads = new MountThreads(2, 60_000 * MS);
     CountDownLatch gate = new CountDownLatch(1);
-    Helpers.Job<Boolean> job = helpers.begin(() -> gate.await(60, TimeUnit.SECONDS), b -> { }, () -> { });
+    MountThreads.Job<Boolean> job = threads.begin(() -> gate.await(60, TimeUnit.SECONDS), b -> { }, () -> { });
     Thread.currentThread().interrupt();
     assertThrows(InterruptedIOException.class, job::await);
     assertTrue(Thread.interrupted());
-    assertEquals("an interrupt says nothing about the mount", 0, helpers.stuck());
+    assertEquals("an interrupt says nothing about the mount", 0, threads.stuck());
     gate.countDown();
   }
 
   @Test
   public void threadsEndWhenThereIsNothingToReadAndComeBack() throws Exception {
-    Helpers helpers = new Helpers(4, 100 * MS, 50 * MS);
+    MountThreads threads = new MountThreads(4, 100 * MS, 50 * MS);
     for (int round = 0; round < 3; round++) {
-      assertEquals("x", helpers.begin(() -> "x", s -> { }, () -> { }).await());
-      assertTrue(helpers.threads() > 0);
-      Waiting.until("all are gone", () -> helpers.threads() == 0);
+      assertEquals("x", threads.begin(() -> "x", s -> { }, () -> { }).await());
+      assertTrue(threads.threads() > 0);
+      Waiting.until("all are gone", () -> threads.threads() == 0);
     }
   }
 
   @Test
   public void eachResultIsTakenOrDisposedOfOnce() throws Exception {
-    // threads end in the middle of it, too
-    Helpers helpers = new Helpers(32, 10_000 * MS, 1);
+    // Threads also end meanwhile.
+    MountThreads threads = new MountThreads(32, 10_000 * MS, 1);
     AtomicInteger made = new AtomicInteger();
     AtomicInteger spared = new AtomicInteger();
     AtomicInteger ended = new AtomicInteger();
@@ -182,12 +182,12 @@ public class DeadlineTest {
         try {
           for (int i = 0; i < 3000; i++) {
             int wanted = number << 20 | i;
-            Helpers.Job<Integer> job = helpers.begin(() -> {
+            MountThreads.Job<Integer> job = threads.begin(() -> {
               made.incrementAndGet();
               return wanted;
             }, late -> spared.incrementAndGet(), ended::incrementAndGet);
             if (i % 3 == number % 3) {
-              job.leave();
+              job.abandon();
             } else {
               assertEquals(wanted, (int) job.await());
               taken.incrementAndGet();
@@ -210,7 +210,7 @@ public class DeadlineTest {
     Waiting.until("all have ended", () -> ended.get() == 18_000);
     assertEquals(18_000, made.get());
     assertEquals(6_000, spared.get());
-    assertEquals(0, helpers.stuck());
-    Waiting.until("all are gone", () -> helpers.threads() == 0);
+    assertEquals(0, threads.stuck());
+    Waiting.until("all are gone", () -> threads.threads() == 0);
   }
 }

@@ -10,8 +10,8 @@ import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.hdfs.DistributedFileSystem;
 
 /**
- * Requests of {@link Bench} whose files hold what their names say, so that each byte that is read can be
- * judged. See {@link Pattern}.
+ * Requests of {@link Bench} for files whose content follows from their name, so that every byte read can be
+ * verified. See {@link Pattern}.
  *
  * <pre>
  * SIDE fill PATH BYTES BLOCK [REPLICAS]  writes what the name says
@@ -29,7 +29,7 @@ import org.apache.hadoop.hdfs.DistributedFileSystem;
 final class Examiner {
   private final Map<String, Watch> watches = new HashMap<>();
 
-  /** The answer; null when this is none of its requests. */
+  /** Executes a request; returns null when it is not one of these. */
   String run(Map<String, FileSystem> sides, String[] words) throws IOException {
     switch (words[0]) {
       case "counts":
@@ -131,7 +131,7 @@ final class Examiner {
     StringBuilder text = new StringBuilder(String.format("{\"bytes\": %d, \"longest_ms\": %d, \"fallbacks\": {",
         counters.bytes.value(), Timed.longestMillis()));
     String comma = "";
-    for (Reason reason : Reason.values()) {
+    for (FallbackReason reason : FallbackReason.values()) {
       text.append(String.format("%s\"%s\": %d", comma, reason.label, counters.fallbacks(reason)));
       comma = ", ";
     }

@@ -38,7 +38,10 @@ import org.junit.AfterClass;
 import org.junit.Test;
 import org.junit.rules.TemporaryFolder;
 
-/** A NameNode and a DataNode on the loopback; the mount holds hard links to the DataNode's files. */
+/**
+ * Tests with a NameNode and a DataNode on the loopback; the mount contains hard links to the DataNode's
+ * files.
+ */
 public class HdfsTest {
   private static final int BLOCK = 1 << 20;
   private static final org.apache.hadoop.fs.Path FILE = new org.apache.hadoop.fs.Path("/file");
@@ -96,7 +99,7 @@ public class HdfsTest {
     }
   }
 
-  /** The finished blocks on the DataNode's disks, data files only. */
+  /** The data files of finished blocks on the DataNode's disks. */
   private static List<Path> finished() throws IOException {
     try (Stream<Path> all = Files.walk(data)) {
       return all.filter(p -> p.toString().contains("/finalized/") && p.getFileName().toString().matches("blk_-?\\d+"))
@@ -104,7 +107,7 @@ public class HdfsTest {
     }
   }
 
-  /** Shows each finished block in the mount that is not there yet. */
+  /** Adds each new finished block to the mount. */
   private void name() throws IOException {
     for (Path block : finished()) {
       for (File meta : block.getParent().toFile().listFiles((d, n) -> n.startsWith(block.getFileName() + "_"))) {
@@ -203,7 +206,7 @@ public class HdfsTest {
     }
     threads.shutdown();
     assertTrue("" + local(), bytes > 0);
-    assertEquals(0, Vread.of(fs.getConf()).helpers.stuck());
+    assertEquals(0, Vread.of(fs.getConf()).threads.stuck());
   }
 
   @Test
@@ -254,7 +257,7 @@ public class HdfsTest {
           throw new AssertionError(e);
         }
       });
-      // the links are still in the mount: what is read is right
+      // The links are still in the mount, so reads through it are correct.
       byte[] rest = in.readAllBytes();
       assertArrayEquals(content, concat(first, rest));
     }
@@ -279,7 +282,7 @@ public class HdfsTest {
           Files.write(named, wrong);
         }
       }
-      long before = counters.fallbacks(Reason.CHECKSUM);
+      long before = counters.fallbacks(FallbackReason.CHECKSUM);
       long start = System.nanoTime();
       if (positioned) {
         byte[] got = new byte[content.length];
@@ -291,7 +294,7 @@ public class HdfsTest {
         assertArrayEquals(content, readAll());
       }
       long took = System.nanoTime() - start;
-      assertEquals(6, counters.fallbacks(Reason.CHECKSUM) - before);
+      assertEquals(6, counters.fallbacks(FallbackReason.CHECKSUM) - before);
       assertTrue("a dead DataNode costs seconds; took " + took, took < 2_000_000_000L);
       assertEquals("nobody reported a corrupt replica", 0, cluster.getNamesystem().getCorruptReplicaBlocks());
       fs.delete(FILE, false);
@@ -302,7 +305,7 @@ public class HdfsTest {
   }
 
   @Test
-  public void aMountThatVanishesInTheMiddleCostsNothingButTime() throws Exception {
+  public void aMountThatVanishesOnlyCostsTime() throws Exception {
     try (FSDataInputStream in = fs.open(FILE)) {
       byte[] first = new byte[100_000];
       in.readFully(first);

@@ -13,7 +13,7 @@ import java.util.zip.Checksum;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.hdfs.ReplicaAccessor;
 
-/** A folder that looks like the host's mount. */
+/** A directory that stands for viola's mount. */
 final class Mount {
   static final String POOL = "BP-1-127.0.0.1-1";
 
@@ -65,7 +65,7 @@ final class Mount {
     put(id, data, meta(data, 2, 512));
   }
 
-  /** As the HDFS client asks. */
+  /** Opens a reader as the HDFS client does. */
   ReplicaAccessor build(long id, long visibleLength) {
     return new ViolaReplicaAccessorBuilder().setAllowShortCircuitReads(false).setBlock(id, POOL)
         .setGenerationStamp(1001).setBlockAccessToken(new byte[4]).setClientName("c").setConfiguration(conf)

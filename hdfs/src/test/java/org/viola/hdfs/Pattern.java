@@ -2,8 +2,8 @@
 package org.viola.hdfs;
 
 /**
- * What a file has to hold, known from its name alone: {@code NAME_SEED[_FROM_SEED]...}. Each seed gives bytes
- * of its own, in effect for ever other ones, from that position on.
+ * The content of a file, given by its name: {@code NAME_SEED[_FROM_SEED]...}. Each seed generates its own
+ * sequence of bytes from its position on; sequences do not repeat in practice.
  */
 final class Pattern {
   private final long[] starts;
@@ -14,7 +14,7 @@ final class Pattern {
     this.seeds = seeds;
   }
 
-  /** Of the file of this name. */
+  /** The content of the file with this name. */
   static Pattern of(String name) {
     String[] words = name.split("_");
     int count = words.length / 2;
@@ -30,7 +30,7 @@ final class Pattern {
     return new Pattern(starts, seeds);
   }
 
-  /** The bytes from {@code position} on. */
+  /** Writes the bytes from {@code position} on. */
   void fill(long position, byte[] to, int count) {
     for (int i = 0; i < count;) {
       long at = position + i;
@@ -45,7 +45,7 @@ final class Pattern {
     }
   }
 
-  /** Index of the first byte that differs; -1 for none. */
+  /** Index of the first byte that differs; -1 if none does. */
   int differs(long position, byte[] bytes, int count) {
     int i = 0;
     while (i < count) {

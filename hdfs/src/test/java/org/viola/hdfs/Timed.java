@@ -8,13 +8,13 @@ import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.hdfs.ReplicaAccessor;
 import org.apache.hadoop.hdfs.ReplicaAccessorBuilder;
 
-/** The plug-in, with a clock: how long its longest call kept the client. */
+/** The plug-in with a measurement of its longest call. */
 public final class Timed extends ReplicaAccessorBuilder {
   private static final AtomicLong LONGEST = new AtomicLong();
 
   private final ReplicaAccessorBuilder builder = new ViolaReplicaAccessorBuilder();
 
-  /** Milliseconds of the longest call since the last question. */
+  /** Duration of the longest call since the last request for it, milliseconds. */
   static long longestMillis() {
     return LONGEST.getAndSet(0) / 1_000_000;
   }

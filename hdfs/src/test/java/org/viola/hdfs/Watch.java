@@ -13,7 +13,7 @@ import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.hdfs.client.HdfsDataInputStream;
 
-/** Threads that read files over and over and compare every byte with what it has to be. */
+/** Threads that read files repeatedly and verify every byte. */
 final class Watch {
   private final FileSystem fs;
   private final Path path;
@@ -30,7 +30,7 @@ final class Watch {
   private String firstFailure = "";
   private long longest;
 
-  /** Begins; {@code path} is a file or a folder of files, {@code size} the bytes of a read. */
+  /** Starts the threads; {@code path} is a file or a directory of files, {@code size} the bytes of a read. */
   Watch(FileSystem fs, Path path, int size, int count) {
     this.fs = fs;
     this.path = path;
@@ -78,7 +78,7 @@ final class Watch {
     return all.length == 0 ? null : all[random.nextInt(all.length)].getPath();
   }
 
-  /** The whole file from its beginning, or, as the dice fall, single places of it. */
+  /** Reads the whole file from its beginning or, at random, single ranges of it. */
   private void round(Path file, Random random, byte[] buffer, long[] last) throws IOException {
     Pattern pattern = Pattern.of(file.getName());
     try (FSDataInputStream in = fs.open(file)) {
@@ -141,7 +141,7 @@ final class Watch {
     }
   }
 
-  /** What was seen since the last call. */
+  /** The results since the last call. */
   synchronized String json() {
     StringBuilder kinds = new StringBuilder();
     failures.forEach((kind, count) ->

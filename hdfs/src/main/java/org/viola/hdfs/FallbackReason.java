@@ -3,20 +3,20 @@ package org.viola.hdfs;
 
 import java.util.concurrent.TimeUnit;
 
-/** Why a block is read from its DataNode instead, and for how long nobody asks the mount for it again. */
-enum Reason {
-  /** The mount has no such block: it lies on another host, or is still too young. */
+/** Why a block is read from its DataNode, and for how long the mount is not asked for it. */
+enum FallbackReason {
+  /** The mount does not contain the block: it is on another host, or too new. */
   ABSENT("Absent", 1, "the mount has no such block"),
-  /** The cluster demands access tokens, which nobody checks on this way. */
-  TOKEN("Token", 0, "the cluster demands block access tokens (dfs.block.access.token.enable), which viola does not check: "
+  /** The cluster requires access tokens, which viola does not check. */
+  TOKEN("Token", 0, "the cluster requires block access tokens (dfs.block.access.token.enable), which viola does not check: "
       + "blocks are read from their DataNodes"),
   /** The mount does not answer in time. */
   DEADLINE("Deadline", 5, "the mount did not answer in time"),
-  /** Bytes and checksums differ. */
+  /** The bytes do not match the checksums. */
   CHECKSUM("Checksum", 600, "the bytes do not match the block's checksums"),
-  /** Data or meta file are not what HDFS writes. */
-  SHAPE("Shape", 30, "its files do not fit together"),
-  /** Read error; also what a withdrawn block gives. */
+  /** Data or meta file are not as HDFS writes them. */
+  SHAPE("Shape", 30, "its data and meta files do not match"),
+  /** Read error, for example because the block was withdrawn. */
   ERROR("Error", 5, "it cannot be read"),
   /** Too many reads at once. */
   BUSY("Busy", 5, "too many reads at once");
@@ -25,7 +25,7 @@ enum Reason {
   final long pauseNanos;
   final String sentence;
 
-  Reason(String label, long pauseSeconds, String sentence) {
+  FallbackReason(String label, long pauseSeconds, String sentence) {
     this.label = label;
     this.pauseNanos = TimeUnit.SECONDS.toNanos(pauseSeconds);
     this.sentence = sentence;

@@ -3,18 +3,18 @@ package org.viola.hdfs;
 
 import java.io.IOException;
 
-/** A block that cannot be had here, with the reason. Never reaches the HDFS client. */
-final class Refused extends IOException {
+/** The block must be read from its DataNode, for this reason. The HDFS client never sees this exception. */
+final class FallbackException extends IOException {
   private static final long serialVersionUID = 1L;
 
-  final Reason reason;
+  final FallbackReason reason;
 
-  Refused(Reason reason, String detail) {
+  FallbackException(FallbackReason reason, String detail) {
     super(detail == null ? reason.sentence : reason.sentence + " (" + detail + ")");
     this.reason = reason;
   }
 
-  Refused(Reason reason, Throwable cause) {
+  FallbackException(FallbackReason reason, Throwable cause) {
     this(reason, String.valueOf(cause));
     initCause(cause);
   }

@@ -6,19 +6,19 @@ import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.TimeUnit;
 
 /**
- * A clock that is read without a system call, and the deadlines of whoever waits.
+ * A clock that is read without a system call, and the deadlines of waiting threads.
  *
- * <p>One thread moves the clock on and looks at the deadlines, some twenty times a second. It is there as
- * long as there is something to do and some time longer. So a small read needs neither the time
- * nor a timer of the kernel, each of which costs as much as the read where system calls are slow.
+ * <p>One thread advances the clock and checks the deadlines some twenty times per second. It runs while there
+ * is work and some time longer. So a small read needs neither the kernel's time nor a timer, each of which
+ * costs as much as the read where system calls are slow.
  */
-final class Ticker {
-  private static final long SHORTEST_MS = 2;
-  private static final long LONGEST_MS = 50;
+final class DeadlineClock {
+  private static final long MIN_STEP_MS = 2;
+  private static final long MAX_STEP_MS = 50;
 
-  /** What has a deadline. */
+  /** Something with a deadline. */
   interface Watched {
-    /** Looks at the deadline; true when it is to be forgotten. */
+    /** Checks the deadline; true when it is to be dropped. */
     boolean over(long nowNanos);
   }
 
@@ -30,33 +30,33 @@ final class Ticker {
   private volatile boolean ticking;
   private volatile boolean used;
 
-  /** {@code idle} runs each time when nothing has happened for so long. */
-  Ticker(long deadlineNanos, long idleNanos, Runnable idle) {
+  /** {@code idle} runs each time after {@code idleNanos} without work. */
+  DeadlineClock(long deadlineNanos, long idleNanos, Runnable idle) {
     this.idleNanos = idleNanos;
-    stepMillis = Math.max(SHORTEST_MS, Math.min(LONGEST_MS, TimeUnit.NANOSECONDS.toMillis(deadlineNanos / 16)));
+    stepMillis = Math.max(MIN_STEP_MS, Math.min(MAX_STEP_MS, TimeUnit.NANOSECONDS.toMillis(deadlineNanos / 16)));
     this.idle = idle;
   }
 
-  /** As {@link System#nanoTime}, and at most about a step behind it as long as {@link #use} is called before. */
+  /** Like {@link System#nanoTime}, at most about a step behind it if {@link #use} was called before. */
   long now() {
     return now;
   }
 
-  /** Whether it is on its way. */
+  /** Whether the clock's thread runs. */
   boolean isTicking() {
     return ticking;
   }
 
-  /** It is needed now. False: no thread can be made. */
+  /** Starts the clock if necessary; false when no thread can start. */
   boolean use() {
     if (!used) {
       used = true;
     }
-    // in this order: who ends it looks at `used` once more afterwards
+    // The order matters: the ending thread checks `used` once more.
     return ticking || start();
   }
 
-  /** Looks at it until it is over. False: no thread can be made. */
+  /** Checks a deadline until it is over; false when no thread can start. */
   boolean watch(Watched one) {
     watched.add(one);
     return use();
@@ -83,7 +83,7 @@ final class Ticker {
       try {
         Thread.sleep(stepMillis);
       } catch (InterruptedException e) {
-        Counters.LOG.debug("nobody ends the clock by an interrupt", e);
+        Counters.LOG.debug("the clock thread ignores an interrupt", e);
       }
       long time = System.nanoTime();
       now = time;
@@ -97,7 +97,7 @@ final class Ticker {
     }
   }
 
-  /** False: somebody needs it still. */
+  /** Ends the clock; false when it is still needed. */
   private synchronized boolean end() {
     ticking = false;
     if (used || !watched.isEmpty()) {

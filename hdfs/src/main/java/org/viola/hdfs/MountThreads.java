@@ -12,91 +12,91 @@ import java.util.concurrent.locks.LockSupport;
 import java.util.function.Consumer;
 
 /**
- * Threads that touch the mount in the place of the client's.
+ * Threads that access the mount on behalf of the client's threads.
  *
- * <p>Nothing gets a thread out of a mount that hangs, so each wait for one has a deadline; a thread that
- * missed it is left behind. As long as there are such threads the mount is tried only now and then, and
- * when there are {@link #MOST_STUCK} not at all.
+ * <p>A thread in a hung mount cannot be interrupted, so each wait for one has a deadline, and a thread that
+ * misses it is abandoned. While there are abandoned threads the mount is tried rarely, and with {@link
+ * #MAX_STUCK} of them not at all.
  *
- * <p>Handing work over and back is most of what a small read costs, so it is no more than one wake-up each
- * way: threads without work wait without a timer, and so does who waits for a result; see {@link Ticker}.
+ * <p>Passing work between threads dominates the cost of a small read, so it takes one wake-up each way: idle
+ * threads and waiting clients wait without a timer; see {@link DeadlineClock}.
  */
-final class Helpers {
-  static final int MOST_STUCK = 8;
-  static final long RETRY_NANOS = TimeUnit.SECONDS.toNanos(5);
+final class MountThreads {
+  static final int MAX_STUCK = 8;
+  static final long RETRY_INTERVAL_NANOS = TimeUnit.SECONDS.toNanos(5);
 
-  /** How long threads stay when there is nothing to read. */
-  private static final long IDLE_NANOS = TimeUnit.SECONDS.toNanos(10);
+  /** Time after which idle threads end. */
+  private static final long IDLE_TIMEOUT_NANOS = TimeUnit.SECONDS.toNanos(10);
   private static final Runnable END = () -> { };
 
-  private final int most;
+  private final int maxThreads;
   private final long deadlineNanos;
-  private final Ticker ticker;
+  private final DeadlineClock clock;
   private final AtomicInteger count = new AtomicInteger();
   private final AtomicInteger number = new AtomicInteger();
-  /** Those without work, the last one first. */
+  /** Idle threads, the most recent first. */
   private final ConcurrentLinkedDeque<Worker> idle = new ConcurrentLinkedDeque<>();
   private final AtomicInteger stuck = new AtomicInteger();
   private final AtomicLong retryAt = new AtomicLong();
 
-  Helpers(int threads, long deadlineNanos) {
-    this(threads, deadlineNanos, IDLE_NANOS);
+  MountThreads(int threads, long deadlineNanos) {
+    this(threads, deadlineNanos, IDLE_TIMEOUT_NANOS);
   }
 
-  Helpers(int threads, long deadlineNanos, long idleNanos) {
-    this.most = threads;
+  MountThreads(int threads, long deadlineNanos, long idleNanos) {
+    maxThreads = threads;
     this.deadlineNanos = deadlineNanos;
-    ticker = new Ticker(deadlineNanos, idleNanos, this::dismiss);
+    clock = new DeadlineClock(deadlineNanos, idleNanos, this::dismiss);
   }
 
-  /** Nanoseconds, without a system call; moves on as long as work is begun, and some seconds longer. */
+  /** Time in nanoseconds, without a system call; advances while work is begun, and some seconds longer. */
   long now() {
-    return ticker.now();
+    return clock.now();
   }
 
-  /** Threads that the mount holds now. */
+  /** Number of threads that hang in the mount. */
   int stuck() {
     return stuck.get();
   }
 
-  /** Threads that are there. */
+  /** Number of threads. */
   int threads() {
     return count.get();
   }
 
-  /** Whether the mount may be tried. */
-  boolean mayTry() {
+  /** Whether the mount may be tried now. */
+  boolean mayTryMount() {
     int now = stuck.get();
     if (now == 0) {
       return true;
     }
     long at = retryAt.get();
     long nanos = System.nanoTime();
-    return now < MOST_STUCK && nanos - at >= 0 && retryAt.compareAndSet(at, nanos + RETRY_NANOS);
+    return now < MAX_STUCK && nanos - at >= 0 && retryAt.compareAndSet(at, nanos + RETRY_INTERVAL_NANOS);
   }
 
   /**
-   * Begins work.
+   * Starts work on a thread.
    *
    * @param spare takes a result that nobody waits for any more
    * @param after runs when the work has ended, whatever came of it
    */
-  <T> Job<T> begin(Callable<T> work, Consumer<T> spare, Runnable after) throws Refused {
+  <T> Job<T> begin(Callable<T> work, Consumer<T> spare, Runnable after) throws FallbackException {
     Job<T> job = new Job<>(work, spare, after);
     if (!give(job)) {
       after.run();
-      throw new Refused(Reason.BUSY, most + " threads read");
+      throw new FallbackException(FallbackReason.BUSY, "all " + maxThreads + " threads are busy");
     }
     return job;
   }
 
-  /** Work that nobody waits for. */
-  boolean beginUnwaited(Runnable work) {
+  /** Starts work without a result; false when no thread is free. */
+  boolean submit(Runnable work) {
     return give(work);
   }
 
   private boolean give(Runnable work) {
-    if (!ticker.use()) {
+    if (!clock.use()) {
       return false;
     }
     Worker worker = idle.pollFirst();
@@ -104,7 +104,7 @@ final class Helpers {
       worker.give(work);
       return true;
     }
-    if (count.incrementAndGet() > most) {
+    if (count.incrementAndGet() > maxThreads) {
       count.decrementAndGet();
       return false;
     }
@@ -117,7 +117,7 @@ final class Helpers {
     }
   }
 
-  /** Ends those without work. */
+  /** Ends the idle threads. */
   private void dismiss() {
     for (Worker one = idle.pollFirst(); one != null; one = idle.pollFirst()) {
       one.give(END);
@@ -150,10 +150,10 @@ final class Helpers {
           try {
             now.run();
           } catch (RuntimeException | Error e) {
-            Counters.LOG.warn("work that nobody waits for failed", e);
+            Counters.LOG.warn("a background task failed", e);
           }
           idle.addFirst(this);
-          if (!ticker.isTicking() && idle.remove(this)) {
+          if (!clock.isTicking() && idle.remove(this)) {
             return; // those without work have been ended already
           }
         }
@@ -163,10 +163,10 @@ final class Helpers {
     }
   }
 
-  private enum State { RUNNING, DONE, LEFT, LATE }
+  private enum State { RUNNING, DONE, ABANDONED, LATE }
 
-  /** Work under way. */
-  final class Job<T> implements Runnable, Ticker.Watched {
+  /** Work in progress. */
+  final class Job<T> implements Runnable, DeadlineClock.Watched {
     private final Callable<T> work;
     private final Consumer<T> spare;
     private final Runnable after;
@@ -217,45 +217,45 @@ final class Helpers {
       }
     }
 
-    /** The result; after this the job is over. */
+    /** Waits for the result; call it once. */
     T await() throws IOException {
-      if (mustWait()) {
-        if (!ticker.watch(this) && quit()) {
-          throw new Refused(Reason.BUSY, "no thread can be made");
+      if (registerWaiter()) {
+        if (!clock.watch(this) && abandonIfRunning()) {
+          throw new FallbackException(FallbackReason.BUSY, "no thread can start");
         }
         while (!isOver()) {
           LockSupport.park(this);
-          if (Thread.currentThread().isInterrupted() && quit()) {
+          if (Thread.currentThread().isInterrupted() && abandonIfRunning()) {
             throw new InterruptedIOException("interrupted while reading a block");
           }
         }
       }
       synchronized (this) {
         if (state != State.DONE) {
-          throw new Refused(Reason.DEADLINE, TimeUnit.NANOSECONDS.toMillis(deadlineNanos) + " ms");
+          throw new FallbackException(FallbackReason.DEADLINE, TimeUnit.NANOSECONDS.toMillis(deadlineNanos) + " ms");
         }
-        state = State.LEFT;
+        state = State.ABANDONED;
         T mine = result;
         result = null;
         if (failure != null) {
-          throw failure instanceof Refused ? (Refused) failure : new Refused(Reason.ERROR, failure);
+          throw failure instanceof FallbackException ? (FallbackException) failure : new FallbackException(FallbackReason.ERROR, failure);
         }
         return mine;
       }
     }
 
-    /** Whether it runs still; the caller is woken when it is over. */
-    private synchronized boolean mustWait() {
+    /** Whether the job is still running; if so, its end wakes the caller. */
+    private synchronized boolean registerWaiter() {
       waiter = Thread.currentThread();
       return state == State.RUNNING;
     }
 
-    /** Leaves it unless it is over. */
-    private synchronized boolean quit() {
+    /** Abandons the job unless it has ended. */
+    private synchronized boolean abandonIfRunning() {
       if (state != State.RUNNING) {
         return false;
       }
-      state = State.LEFT;
+      state = State.ABANDONED;
       return true;
     }
 
@@ -263,18 +263,18 @@ final class Helpers {
       return state != State.RUNNING;
     }
 
-    /** Whether it has ended. */
+    /** Whether the job has ended. */
     synchronized boolean isDone() {
       return state == State.DONE;
     }
 
-    /** Nobody will wait for it; a result is disposed of. */
-    void leave() {
+    /** Abandons the job; its result is disposed of. */
+    void abandon() {
       T mine;
       synchronized (this) {
         boolean done = state == State.DONE;
         if (done || state == State.RUNNING) {
-          state = State.LEFT;
+          state = State.ABANDONED;
         }
         if (!done) {
           return;
@@ -285,7 +285,7 @@ final class Helpers {
       dispose(mine, failure);
     }
 
-    /** Its deadline: counted from the first look, so never too early. */
+    /** Checks the deadline, which counts from the first check, so never too early. */
     @Override
     public synchronized boolean over(long nowNanos) {
       if (state != State.RUNNING) {
@@ -295,7 +295,7 @@ final class Helpers {
         since = nowNanos;
       } else if (nowNanos - since >= deadlineNanos) {
         state = State.LATE;
-        retryAt.set(nowNanos + RETRY_NANOS);
+        retryAt.set(nowNanos + RETRY_INTERVAL_NANOS);
         stuck.incrementAndGet();
         Counters.get().stuck.incr();
         LockSupport.unpark(waiter);
@@ -308,7 +308,7 @@ final class Helpers {
       if (thrown == null) {
         spare.accept(mine);
       } else {
-        Counters.LOG.debug("work that nobody waited for", thrown);
+        Counters.LOG.debug("an abandoned read failed", thrown);
       }
     }
   }
