@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_choice_changes_after_enough_windows_and_enough_time() {
+    fn a_value_changes_after_enough_windows_and_enough_time() {
         let mut s = Hysteresis::new(0);
         assert_eq!(s.observe(1, 0, 2, 100), Step::Same);
         assert_eq!(s.observe(2, 1, 2, 100), Step::Confirming(1));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What must hold of lanes, whatever the VMs do and the operator says.
+//! Properties of the assignment of VFs, for all traffic and settings.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ fn observed() -> impl Strategy<Value = NicObservation> {
     )
 }
 
-/// The NICs of one moment, each once.
+/// The NICs of one decision, each once.
 fn moment() -> impl Strategy<Value = Vec<NicObservation>> {
     prop::collection::vec(observed(), 0..30).prop_map(|all| {
         let by_nic: BTreeMap<Nic, NicObservation> = all.into_iter().map(|o| (o.nic, o)).collect();
@@ -50,7 +50,7 @@ fn pools() -> impl Strategy<Value = Vec<Pool>> {
     })
 }
 
-/// Carries the actions out on a table of its own, and checks that each is possible.
+/// Carries the actions out on a table of its own and checks that each is possible.
 fn carry_out(
     table: &mut BTreeMap<Vf, Nic>,
     decision: &Decision,
@@ -77,8 +77,8 @@ fn count(table: &BTreeMap<Vf, Nic>, nic: Nic) -> u32 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// The table that the actions make is the one that VfScheduler keeps; nobody has more than he may; nobody who may not
-    /// have one has; nothing changes when nothing changed.
+    /// The actions lead to the table that VfScheduler keeps. No NIC has more VFs than it may have. Without a change of
+    /// the input nothing changes.
     #[test]
     fn actions_and_holders_agree(
         moments in prop::collection::vec((moment(), pools()), 1..8),
@@ -104,9 +104,9 @@ proptest! {
         }
     }
 
-    /// With the paper's rules, who holds VFs is who would get them if all were dealt out anew.
+    /// With the paper's rules the holders are those that would get the VFs if all were assigned anew.
     #[test]
-    fn the_highest_hold_the_vfs(before in moment(), seen in moment(), pools in pools()) {
+    fn the_nics_of_highest_priority_hold_the_vfs(before in moment(), seen in moment(), pools in pools()) {
         let config = Config::paper();
         let mut lanes = VfScheduler::new(config);
         lanes.decide(1, &pools, &before);
@@ -115,7 +115,7 @@ proptest! {
             *sums.entry(p.network).or_insert(0) += p.vfs as usize;
             sums
         }) {
-            // All that is wanted in this network, dearest first; pinned before all.
+            // All wanted VFs of this network by priority; pinned ones first.
             let mut bids: Vec<(bool, f64)> = Vec::new();
             let mut held: Vec<(bool, f64)> = Vec::new();
             for (o, s) in seen.iter().zip(&d.nics).filter(|(o, _)| o.nic.network == network) {
@@ -138,7 +138,7 @@ proptest! {
         }
     }
 
-    /// Nothing but the operator's word, or a VM or NIC that is gone, takes a VF before its hold is over.
+    /// During a hold only the operator's setting, or the end of a VM or NIC, revokes a VF.
     #[test]
     fn a_vf_stays_for_its_hold(moments in prop::collection::vec(moment(), 1..20), hold in 1_u64..6) {
         let pools = [0, 1, 2].map(|network| Pool { id: network, network, vfs: 2 });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What must hold of every placement.
+//! Properties of every placement.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -88,7 +88,7 @@ proptest! {
     }
 
     #[test]
-    fn following_the_advice_comes_to_rest(topology in topology(), mut demands in demands()) {
+    fn repeated_placement_converges(topology in topology(), mut demands in demands()) {
         let limits = Limits::default();
         for round in 0.. {
             let places = place(&topology, &demands, &limits);
@@ -113,7 +113,7 @@ proptest! {
             let places = place(&topology, &demands, &Limits { threshold: 0.15, ..Limits::default() });
             follow(&mut demands, &places);
         }
-        // Many loads that change a little are a lot on a crowded core: all together less than what moving has to gain.
+        // On a crowded core many small changes add up: together they stay below the gain that a move needs.
         let all: f64 = demands.iter().zip(noise.iter().cycle()).map(|(d, n)| (d.load * n).abs()).sum();
         let scale = (0.02 / all.max(1e-9)).min(1.0);
         for (d, n) in demands.iter_mut().zip(noise.iter().cycle()) {

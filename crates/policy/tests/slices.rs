@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What must hold of every scheduling machine, whatever VMs share the core.
+//! Properties of every scheduler of one core, for all VMs that share it.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -52,7 +52,7 @@ fn any_vms(most: u32) -> impl Strategy<Value = Vec<SimVm>> {
     })
 }
 
-/// Something that can play against the scheduler.
+/// Behaviours that attack the scheduler.
 fn adversary() -> impl Strategy<Value = Behaviour> {
     prop_oneof![
         (1..100 * US, 1..5 * MS).prop_map(|(margin, sleep)| Behaviour::Evade { margin, sleep }),
@@ -67,8 +67,8 @@ fn adversary() -> impl Strategy<Value = Behaviour> {
     ]
 }
 
-fn run(machine: impl CoreScheduler, vms: &[SimVm], time: Nanos) -> Report {
-    Core::new(machine, vms, Driver::default(), 11)
+fn run(scheduler: impl CoreScheduler, vms: &[SimVm], time: Nanos) -> Report {
+    Core::new(scheduler, vms, Driver::default(), 11)
         .run_until(time)
         .unwrap()
         .clone()
@@ -82,7 +82,7 @@ fn fair(vms: &[SimVm], i: usize) -> f64 {
     f64::from(vms[i].params.weight) / total_weight(vms)
 }
 
-/// Every busy VM has its share by weight to within a point, and the core never idles.
+/// Every busy VM has its share by weight within 1 %, and the core never idles.
 fn shares_are_fair(report: &Report, vms: &[SimVm]) -> Result<(), TestCaseError> {
     prop_assert_eq!(report.idle, 0);
     for (i, vm) in vms.iter().enumerate() {
@@ -95,7 +95,7 @@ fn shares_are_fair(report: &Report, vms: &[SimVm]) -> Result<(), TestCaseError> 
     Ok(())
 }
 
-/// Max-min fair shares for VMs that want these parts of the core.
+/// Max-min fair shares of VMs that want these parts of the core.
 fn water_fill(vms: &[SimVm], wants: &[f64]) -> Vec<f64> {
     let mut got = vec![None; vms.len()];
     loop {
@@ -145,7 +145,7 @@ proptest! {
     }
 
     #[test]
-    fn no_machine_idles_the_core_or_ticks_without_end(vms in any_vms(8), seed in any::<u64>()) {
+    fn no_scheduler_idles_the_core_or_decides_without_end(vms in any_vms(8), seed in any::<u64>()) {
         let time = 2_000 * MS;
         let reports = [
             Core::new(Interleaved::default(), &vms, Driver::default(), seed).run_until(time).unwrap().clone(),
@@ -154,12 +154,12 @@ proptest! {
             Core::new(Credit::new(false), &vms, Driver::default(), seed).run_until(time).unwrap().clone(),
         ];
         for (k, report) in reports.iter().enumerate() {
-            prop_assert_eq!(report.wasted, 0, "machine {}", k);
+            prop_assert_eq!(report.wasted, 0, "scheduler {}", k);
             let sleeps: usize = report.vms.iter().map(|vm| vm.wake_waits.len()).sum();
             let shortest = vms.iter().filter(|vm| vm.params.class == Class::Ls).map(|vm| vm.params.microslice).min();
             let slices = time / shortest.unwrap_or(BATCH_SLICE).min(BATCH_SLICE);
             let most = 4 * (slices + sleeps as u64) + 1_000;
-            prop_assert!(report.decisions <= most, "machine {}: {} decisions, {} expected", k, report.decisions, most);
+            prop_assert!(report.decisions <= most, "scheduler {}: {} decisions, {} expected", k, report.decisions, most);
         }
     }
 
@@ -171,10 +171,10 @@ proptest! {
             let (s, t_m) = (fair(&vms, i), vm.params.microslice as f64);
             let most = match vm.params.class {
                 Class::Ls => t_m * (1.0 - s) / s + lsvms as f64 - t_m,
-                // Each batch VM may be a slice ahead, each LSVM a microslice, and this one must catch up.
+                // Each batch VM may be a slice ahead and each LSVM a microslice; this VM must catch up.
                 Class::Batch => (vms.len() as f64 * BATCH_SLICE as f64 + lsvms as f64) / s,
             };
-            // Decisions within 1/64 of a microslice of their time.
+            // Decisions come within 1/64 of a microslice of their time.
             let most = most * 1.04 + 20_000.0;
             let worst = report.vm(vm.params.id).unwrap().worst_wait() as f64;
             prop_assert!(worst <= most, "VM {i} ({:?}) waited {worst} ns, at most {most}", vm.params.class);
@@ -188,7 +188,7 @@ proptest! {
         let s = fair(&vms, 0);
         let micro: Nanos = vms.iter().map(|vm| vm.params.microslice).sum();
         let reports = [
-            // Credits of those that sleep come on top.
+            // The credits of sleeping VMs come on top.
             (Core::new(Interleaved::default(), &vms, Driver::default(), seed).run_until(time).unwrap().clone(),
                 (vms.len() as f64 * (BATCH_SLICE + 4 * MS) as f64 + micro as f64) / s),
             (Core::new(Paper::default(), &vms, Driver::default(), seed).run_until(time).unwrap().clone(),
@@ -198,7 +198,7 @@ proptest! {
         ];
         for (k, (report, most)) in reports.iter().enumerate() {
             let vm = report.vm(0).unwrap();
-            prop_assert!(vm.worst_wait() as f64 <= *most, "machine {k}: waited {} of at most {most}", vm.worst_wait());
+            prop_assert!(vm.worst_wait() as f64 <= *most, "scheduler {k}: waited {} of at most {most}", vm.worst_wait());
         }
     }
 
@@ -217,7 +217,7 @@ proptest! {
         let expected = water_fill(&vms, &parts);
         for (i, vm) in vms.iter().enumerate() {
             let (got, due) = (report.share(vm.params.id), expected[i]);
-            // One that wants nearly its share loses wake-ups that come while it still works.
+            // A VM that wants nearly its share loses wake-ups that come while it still works.
             if parts[i] == 1.0 || parts[i] < 0.6 * fair(&vms, i) {
                 prop_assert!(got >= due - 0.01, "VM {i} got {got:.4}, should have {due:.4}");
             }
@@ -225,7 +225,7 @@ proptest! {
     }
 
     #[test]
-    fn a_vm_that_dodges_gets_no_more_than_its_share(
+    fn a_vm_that_evades_its_budget_gets_no_more_than_its_share(
         vms in busy_vms(5), behaviour in adversary(), weight in prop::sample::select(vec![128_u32, 256, 512]),
         microslice in 50 * US..5 * MS, ls in any::<bool>(), seed in any::<u64>(),
     ) {
@@ -238,14 +238,14 @@ proptest! {
         let got = |mut core: Core<Interleaved>| core.run_until(time).unwrap().share(99);
         let share = got(Core::new(Interleaved::default(), &vms, Driver::default(), seed));
         // Its credit and a microslice come on top, once.
-        prop_assert!(share <= s + 0.005, "dodging gave {share:.4} of the core, fair is {s:.4}");
+        prop_assert!(share <= s + 0.005, "evading gave {share:.4} of the core, fair is {s:.4}");
         let late = Driver { late: 50 * US, overhead: 3 * US, record: false };
         let share = got(Core::new(Interleaved::default(), &vms, late, seed));
-        prop_assert!(share <= s + 0.01, "dodging late timers gave {share:.4} of the core, fair is {s:.4}");
+        prop_assert!(share <= s + 0.01, "evading late timers gave {share:.4} of the core, fair is {s:.4}");
     }
 
     #[test]
-    fn boost_under_the_credit_scheduler_is_no_way_to_steal(
+    fn boost_under_the_credit_scheduler_steals_no_share(
         n in 1_u32..5, behaviour in adversary(), seed in any::<u64>(),
     ) {
         let params = |id| Params { id, class: Class::Batch, weight: 256, cap_permille: None, microslice: MS };
@@ -280,13 +280,13 @@ proptest! {
             before = ran;
         }
         let share = core.report().share(0);
-        // What a VM could not use because slices of others came between is carried over for one window only.
+        // A VM cannot use all of a quota when slices of others intervene, and carries it over for one window only.
         let slack = if alone { 0.01 } else { 0.015 };
         prop_assert!(share >= due - slack, "{share:.4} of the core, {due:.4} is due");
-        for machine in [Box::new(Paper::default()) as Box<dyn CoreScheduler>, Box::new(Credit::new(true)), Box::new(Credit::new(false))] {
-            let share = run(machine, &vms, 20_000 * MS).share(0);
+        for scheduler in [Box::new(Paper::default()) as Box<dyn CoreScheduler>, Box::new(Credit::new(true)), Box::new(Credit::new(false))] {
+            let share = run(scheduler, &vms, 20_000 * MS).share(0);
             prop_assert!(share <= cap + 0.01, "{share:.4} with a cap of {cap}");
-            // Slices of 30 ms fit windows of 30 ms badly.
+            // Slices of 30 ms hardly fit windows of 30 ms.
             prop_assert!(share >= due * 0.3, "{share:.4} of the core, {due:.4} is due");
         }
     }
@@ -295,7 +295,7 @@ proptest! {
     fn changing_the_vms_at_any_moment_keeps_shares(
         vms in busy_vms(5), changes in prop::collection::vec((10 * US..300 * MS, 0_u32..4, any::<prop::sample::Index>()), 1..40),
     ) {
-        // VM 0 stays; its due is what its weight says while each set of VMs lasts.
+        // VM 0 stays; it is due its share by weight while each set of VMs lasts.
         let mut now_vms = vms.clone();
         let mut core = Core::new(Interleaved::default(), &now_vms, Driver::default(), 1);
         let mut due = 0.0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What viola would do on the host of a scenario, and what that would gain. The classifiers of `viola-policy` judge what the
-//! simulated meter measured, and the host runs again with their decisions.
+//! What viola would do on the host of a scenario, and what that would gain. The classifiers of `viola-policy` judge
+//! what the simulated meter measured, and the host runs again with their decisions.
 
 use serde::Serialize;
 use viola_policy::lanes::{Config as LaneConfig, CpuTime, Samples, classify, di2};
@@ -184,7 +184,7 @@ fn inspect(sim: &Simulation, vm: usize, time: Nanos) -> Findings {
     let usage = sim.world.cpus.usage(sim.world.vms[vm].app);
     let (time, seconds) = (time.max(1), time.max(1) as f64 / 1e9);
     let part = |ns: Nanos| ns as f64 / time as f64;
-    let packets = sim.world.nics[vm].came + sim.world.nics[vm].sent;
+    let packets = sim.world.nics[vm].arrived + sim.world.nics[vm].sent;
     let blocked = time.saturating_sub(usage.ran + usage.waited);
     let window = Window {
         run: part(usage.ran),
@@ -280,7 +280,7 @@ load_percent = 100
 "#;
 
     #[test]
-    fn vread_and_vpipe_are_advised_where_blocks_and_large_files_go_through_guests() {
+    fn vread_and_vpipe_are_advised_for_blocks_and_large_files() {
         let all = advise(&Scenario::parse("p.toml", PATHS).unwrap(), 3);
         let found: Vec<_> = all
             .iter()
@@ -301,7 +301,7 @@ load_percent = 100
     }
 
     #[test]
-    fn a_busy_vm_that_answers_pings_is_found_and_gains_what_slices_give() {
+    fn a_busy_vm_that_answers_pings_is_found_and_gains_from_slices() {
         let scenario = Scenario::parse("h.toml", HOST).unwrap();
         let all = advise(&scenario, 3);
         assert_eq!(all.len(), 4);

@@ -271,8 +271,8 @@ impl Cpus {
         self.timed.push(core);
     }
 
-    /// Lets cores whose timers expired decide. To be called after the owners of [`Cpus::done`] have submitted their next
-    /// work, because a VM does not sleep between two pieces of work.
+    /// Lets cores whose timers expired decide. To be called after the owners of [`Cpus::done`] have submitted their
+    /// next work, because a VM does not sleep between two pieces of work.
     pub fn conclude(&mut self, now: Nanos) {
         while let Some(core) = self.timed.pop() {
             let one = &self.cores[core];
@@ -304,8 +304,8 @@ impl Cpus {
         self.vcpus[vcpu].usage
     }
 
-    /// Of a core, ns: idle time, time of scheduler and switches, and idle time in which a vCPU without a cap wanted to run
-    /// (which must be 0).
+    /// Of a core, ns: idle time, time of scheduler and switches, and idle time in which a vCPU without a cap wanted to
+    /// run (which must be 0).
     pub fn core_times(&self, core: usize) -> (Nanos, Nanos, Nanos) {
         let c = &self.cores[core];
         (c.idle, c.stolen, c.wasted)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A fluid model of many hosts. In each step of a second every VM wants a part of its core. The VMs get what fair shares
-//! converge to ([`allocate`]), and the wait of a request follows from that. [`model_error`] runs the same steps in the event
-//! model and measures the difference.
+//! A fluid model of many hosts. In each step of a second every VM wants a part of its core. The VMs get what fair
+//! shares converge to ([`allocate`]), and the wait of a request follows from that. [`model_error`] runs the same steps
+//! in the event model and measures the difference.
 
 use serde::Serialize;
 use viola_policy::slices::model::interleaved_wait;
@@ -12,7 +12,7 @@ use crate::cpu::CpuLoad;
 use crate::net::Packet;
 use crate::random::Random;
 use crate::setup::{HostSetup, Policy, VmSetup};
-use crate::work::Ping;
+use crate::work::{Ping, figure};
 use crate::world::{Workload, World};
 
 /// Length of a step.
@@ -22,9 +22,9 @@ pub const VMS_PER_CORE: usize = 4;
 /// Number of cores per host.
 pub const CORES: usize = 16;
 const MICROSLICE: Nanos = 300 * US;
-const SLICE: Nanos = 30 * MS;
+const CREDIT_SLICE: Nanos = 30 * MS;
 /// Probability that a VM's demand changes at a step.
-const CHANGES: f64 = 0.05;
+const CHANGE_PROBABILITY: f64 = 0.05;
 
 /// The scheduler of the fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -61,7 +61,7 @@ impl Trace {
     fn next(&mut self) -> [f64; VMS_PER_CORE] {
         let now = self.wants;
         for want in &mut self.wants {
-            if self.random.unit() < CHANGES {
+            if self.random.unit() < CHANGE_PROBABILITY {
                 *want = Self::level(&mut self.random);
             }
         }
@@ -106,23 +106,23 @@ fn fluid(
         turbo: 0.0,
     };
     let demands = wants.each_ref().map(demand);
-    let mut got = [0.0; VMS_PER_CORE];
-    for (part, granted) in got.iter_mut().zip(allocate(&demands, 1.0, 0.0)) {
+    let mut granted = [0.0; VMS_PER_CORE];
+    for (part, granted) in granted.iter_mut().zip(allocate(&demands, 1.0, 0.0)) {
         *part = granted.regular;
     }
     // A VM that gets what it wants sleeps in between, and gets the core when it wakes.
-    let short = |k: usize| wants[k] > got[k] + 1e-9;
+    let short = |k: usize| wants[k] > granted[k] + 1e-9;
     let full = wants.iter().sum::<f64>() >= 1.0 - 1e-9;
     if !full || !(short(0) || wants[0] >= 1.0) {
-        return (got, 0.0, 0.0);
+        return (granted, 0.0, 0.0);
     }
-    let share = got[0].clamp(1e-6, 1.0);
+    let share = granted[0].clamp(1e-6, 1.0);
     let longest = match scheduler {
         // A VM that gets less than it wants takes its part from the others' turns, which makes the round longer.
-        FleetScheduler::Credit => (1.0 - share) / share * SLICE as f64,
+        FleetScheduler::Credit => (1.0 - share) / share * CREDIT_SLICE as f64,
         FleetScheduler::Viola => interleaved_wait(share, MICROSLICE, []) as f64,
     };
-    (got, (1.0 - share) * longest / 2e6, longest / 1e6)
+    (granted, (1.0 - share) * longest / 2e6, longest / 1e6)
 }
 
 /// Runs `hosts` hosts for `steps` seconds on `threads` threads.
@@ -137,9 +137,9 @@ pub fn run(hosts: u64, steps: u64, scheduler: FleetScheduler, seed: u64, threads
                     Trace::new(seed ^ (host * CORES as u64 + core + 1).wrapping_mul(0x9e37_79b9));
                 for _ in 0..steps {
                     let wants = trace.next();
-                    let (got, wait, longest) = fluid(&wants, scheduler);
+                    let (granted, wait, longest) = fluid(&wants, scheduler);
                     sums.add(&Sums {
-                        used: got.iter().sum(),
+                        used: granted.iter().sum(),
                         wanted: wants.iter().sum(),
                         wait_ms: wait,
                         longest_ms: longest,
@@ -229,11 +229,11 @@ pub fn model_error(cores: u64, steps: u64, scheduler: FleetScheduler, seed: u64)
     };
     for core in 0..cores {
         let seed = seed ^ (core + 1).wrapping_mul(0x9e37_79b9);
-        let mut got = [0.0; VMS_PER_CORE];
+        let mut granted = [0.0; VMS_PER_CORE];
         let mut trace = Trace::new(seed);
         for _ in 0..steps {
             let (parts, wait, _) = fluid(&trace.next(), scheduler);
-            for (sum, part) in got.iter_mut().zip(parts) {
+            for (sum, part) in granted.iter_mut().zip(parts) {
                 *sum += part / steps as f64;
             }
             of.fluid_wait_ms += wait / (steps * cores) as f64;
@@ -261,16 +261,12 @@ pub fn model_error(cores: u64, steps: u64, scheduler: FleetScheduler, seed: u64)
         };
         let mut sim = setup.simulation(vec![Box::new(ping), Box::new(script)], seed);
         sim.run(steps * STEP);
-        for (vm, part) in sim.world.vms.iter().zip(got) {
+        for (vm, part) in sim.world.vms.iter().zip(granted) {
             let ran = sim.world.cpus.usage(vm.app).ran as f64 / (steps * STEP) as f64;
             of.share_error += (ran - part).abs() / (cores as usize * VMS_PER_CORE) as f64;
         }
         let figures = sim.workloads[0].figures(&sim.world);
-        let wait = figures
-            .iter()
-            .find(|(n, _)| n == "round trip mean ms")
-            .map_or(0.0, |f| f.1);
-        of.event_wait_ms += wait / cores as f64;
+        of.event_wait_ms += figure(&figures, "round trip mean ms") / cores as f64;
     }
     of
 }
@@ -293,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fluid_model_is_near_the_event_model() {
+    fn the_fluid_model_is_close_to_the_event_model() {
         for scheduler in [FleetScheduler::Credit, FleetScheduler::Viola] {
             let of = model_error(12, 30, scheduler, 5);
             assert!(of.share_error < 0.03, "{scheduler:?}: {of:?}");

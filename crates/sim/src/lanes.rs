@@ -106,7 +106,7 @@ impl LaneControl {
 
     fn sample(&mut self, world: &World) {
         for (seen, nic) in self.seen.iter_mut().zip(&world.nics) {
-            let packets = nic.came + nic.sent;
+            let packets = nic.arrived + nic.sent;
             seen.samples.push(packets - seen.packets);
             seen.packets = packets;
         }

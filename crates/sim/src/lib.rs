@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A simulator of hosts whose VMs share cores. It predicts what viola does on a host and what the papers' experiments give.
+//! A simulator of hosts whose VMs share cores. It predicts what viola does on a host and what the papers' experiments
+//! give.
 //!
-//! The simulation is one of discrete events in integer nanoseconds with one seed: equal inputs give equal outputs, byte for
-//! byte. All decisions come from `viola-policy`. This crate models the rest of a host:
+//! The simulation is one of discrete events in integer nanoseconds with one seed: equal inputs give equal outputs, byte
+//! for byte. All decisions come from `viola-policy`. This crate models the rest of a host:
 //!
 //! | module | models |
 //! |---|---|

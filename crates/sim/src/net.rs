@@ -46,8 +46,8 @@ impl Server {
         self.free_at.saturating_sub(now)
     }
 
-    /// Queues a packet at `at` that takes `cost` ns. Returns when it is served, or `None` if it is dropped. Calls must be in
-    /// order of time.
+    /// Queues a packet at `at` that takes `cost` ns. Returns when it is served, or `None` if it is dropped. Calls must
+    /// be in order of time.
     pub fn serve(&mut self, at: Nanos, cost: Nanos) -> Option<Nanos> {
         if self.free_at.saturating_sub(at) > self.most {
             self.dropped += 1;
@@ -65,8 +65,8 @@ pub fn wire_time(bytes: u64, bits_per_second: u64) -> Nanos {
     u64::try_from(ns).unwrap_or(Nanos::MAX)
 }
 
-/// Maximum size of a frame on the wire, bytes (with headers, check sum, preamble and gap), and size of a page, bytes, of which
-/// each holds a slot of a merged packet.
+/// Maximum size of a frame on the wire, bytes (with headers, check sum, preamble and gap), and size of a page, bytes,
+/// of which each holds a slot of a merged packet.
 const FRAME: u32 = 1538;
 const PAGE: u32 = 4096;
 
@@ -87,8 +87,8 @@ pub struct NicCosts {
     pub host_packet: Nanos,
     /// Minimum time between two interrupts of the physical NIC, ns; 0: an interrupt per packet.
     pub coalesce: Nanos,
-    /// (n, percent): one of n pieces of softirq work takes that percentage of its normal time, because caches are cold or
-    /// the host is busy; `None`: all take the normal time.
+    /// (n, percent): one of n pieces of softirq work takes that percentage of its normal time, because caches are cold
+    /// or the host is busy; `None`: all take the normal time.
     pub slow: Option<(u32, u32)>,
     /// Maximum size of the segments of a stream that the host merges per interrupt, bytes (GRO); 0: no merging.
     pub merge: u32,
@@ -135,11 +135,11 @@ pub struct Nic {
     /// Packets of future interrupts, by time.
     pending: BTreeMap<Nanos, Vec<Packet>>,
     /// Packets that arrived at the ring.
-    pub came: u64,
+    pub arrived: u64,
     /// Packets dropped at a full ring.
     pub dropped: u64,
     /// Packets delivered to the guest.
-    pub handed: u64,
+    pub delivered: u64,
 }
 
 impl Nic {
@@ -157,9 +157,9 @@ impl Nic {
             batch: 0,
             starts: 0,
             pending: BTreeMap::new(),
-            came: 0,
+            arrived: 0,
             dropped: 0,
-            handed: 0,
+            delivered: 0,
         }
     }
 
@@ -167,8 +167,8 @@ impl Nic {
     pub fn push(&mut self, packets: impl IntoIterator<Item = Packet>) -> Option<Nanos> {
         let mut open = false;
         for packet in packets {
-            self.came += 1;
-            open = self.take(packet, open);
+            self.arrived += 1;
+            open = self.accept(packet, open);
         }
         (self.batch == 0 && self.in_ring > 0).then(|| {
             self.starts += 1;
@@ -185,8 +185,9 @@ impl Nic {
         })
     }
 
-    /// Adds one packet. `open`: the previous one came with the same interrupt. Returns whether the next may be merged with it.
-    fn take(&mut self, packet: Packet, open: bool) -> bool {
+    /// Adds one packet. `open`: the previous one came with the same interrupt. Returns whether the next may be merged
+    /// with it.
+    fn accept(&mut self, packet: Packet, open: bool) -> bool {
         let queued = self.groups.len() - self.in_ring;
         if let (true, true, Some(last)) = (open, packet.stream, self.groups.back_mut())
             && last.owner == packet.owner
@@ -231,7 +232,7 @@ impl Nic {
     pub fn done(&mut self, out: &mut Vec<Packet>) -> Option<Nanos> {
         for group in self.groups.drain(..self.batch) {
             self.used -= group.slots;
-            self.handed += group.packets as u64;
+            self.delivered += group.packets as u64;
             out.extend(self.packets.drain(..group.packets));
         }
         self.in_ring -= self.batch;
@@ -254,7 +255,8 @@ impl Nic {
         }
     }
 
-    /// Queues a packet that arrives at `at`. Returns the time of its interrupt, and whether it is the first of that interrupt.
+    /// Queues a packet that arrives at `at`. Returns the time of its interrupt, and whether it is the first of that
+    /// interrupt.
     pub fn queue_for_interrupt(&mut self, packet: Packet, at: Nanos) -> (Nanos, bool) {
         let at = match self.costs.coalesce {
             0 => at,
@@ -293,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_loses_nothing_unaccounted() {
+    fn a_ring_accounts_for_every_packet() {
         let costs = NicCosts {
             ring: 4,
             queue: 1,
@@ -320,11 +322,14 @@ mod tests {
         assert_eq!(nic.done(&mut out), Some(3));
         assert_eq!(nic.done(&mut out), Some(1));
         assert_eq!(nic.done(&mut out), None);
-        assert_eq!((out.len(), nic.came, nic.dropped, nic.handed), (5, 7, 2, 5));
+        assert_eq!(
+            (out.len(), nic.arrived, nic.dropped, nic.delivered),
+            (5, 7, 2, 5)
+        );
     }
 
     #[test]
-    fn a_full_frame_takes_one_slot_and_one_piece_of_the_hosts_work() {
+    fn a_full_frame_takes_one_slot_and_one_unit_of_host_work() {
         let costs = NicCosts {
             ring: 4,
             host_packet: 10,

@@ -10,10 +10,13 @@ mod vread;
 mod vslicer;
 mod vslicer_apps;
 mod vturbo;
+mod vturbo_apps;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde::Serialize;
+
+use crate::work::figure;
 
 pub use calibration::{Constant, Testbed};
 
@@ -26,12 +29,13 @@ pub enum Claim {
     /// A range in its text ("63 % to 200 %", "up to 4x").
     Within(f64, f64),
     /// A picture without numbers: a statement that holds or does not.
-    Shape(&'static str),
-    /// A number or range in its text or tables that depends on something the paper does not state. The report shows it beside
-    /// the model's figure for an assumed value and does not count it. The row says what is missing.
+    #[serde(rename = "shape")]
+    Statement(&'static str),
+    /// A number or range in its text or tables that depends on something the paper does not state. The report shows it
+    /// beside the model's figure for an assumed value and does not count it. The row says what is missing.
     Unstated(f64, f64),
-    /// A number that the paper's own equation does not give for the paper's own inputs: a misprint. The report shows it and
-    /// does not count it.
+    /// A number that the paper's own equation does not give for the paper's own inputs: a misprint. The report shows it
+    /// and does not count it.
     Contradicted(f64),
     /// The paper has it, the model does not.
     Missing,
@@ -92,7 +96,7 @@ impl Row {
             Claim::Value(_)
             | Claim::Unstated(..)
             | Claim::Contradicted(_)
-            | Claim::Shape(_)
+            | Claim::Statement(_)
             | Claim::Missing => None,
             Claim::Within(low, _) if self.ours < low && low != 0.0 => Some(self.ours / low),
             Claim::Within(_, high) if self.ours > high && high != 0.0 => Some(self.ours / high),
@@ -106,7 +110,7 @@ impl Row {
             Claim::Missing => return Verdict::Missing,
             Claim::Unstated(..) => return Verdict::Unstated,
             Claim::Contradicted(_) => return Verdict::Contradicted,
-            Claim::Shape(_) => self.ours > 0.5,
+            Claim::Statement(_) => self.ours > 0.5,
             // There is no ratio to 0 %: less than half a percent agrees.
             Claim::Value(0.0) => self.ours.abs() < 0.5,
             Claim::Value(_) | Claim::Within(..) => {
@@ -173,6 +177,32 @@ impl Papers {
         });
         let last = self.rows.len() - 1;
         &mut self.rows[last]
+    }
+
+    /// Adds a row whose claim is a number.
+    fn value(
+        &mut self,
+        paper: &'static str,
+        place: &'static str,
+        what: impl Into<String>,
+        unit: &'static str,
+        claimed: f64,
+        ours: f64,
+    ) -> &mut Row {
+        self.row(paper, place, what, unit, Claim::Value(claimed), ours)
+    }
+
+    /// Adds a row whose claim is a statement, which holds or does not.
+    fn statement(
+        &mut self,
+        paper: &'static str,
+        place: &'static str,
+        what: impl Into<String>,
+        statement: &'static str,
+        holds: bool,
+    ) -> &mut Row {
+        let ours = f64::from(u8::from(holds));
+        self.row(paper, place, what, "", Claim::Statement(statement), ours)
     }
 
     /// Appends the rows of a part.
@@ -260,12 +290,4 @@ pub fn run() -> Papers {
     let mut all = Papers::default();
     parts.into_iter().for_each(|(_, part)| all.add(part));
     all
-}
-
-/// A result of a workload by name; NaN, which agrees with no claim, if it has none of that name.
-fn figure(figures: &[(String, f64)], name: &str) -> f64 {
-    figures
-        .iter()
-        .find(|(n, _)| n == name)
-        .map_or(f64::NAN, |&(_, v)| v)
 }

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_one_time_come_in_the_order_they_were_put_in() {
+    fn events_of_one_time_come_in_order_of_insertion() {
         let mut queue = Queue::default();
         for (at, event) in [(5, 'd'), (3, 'a'), (3, 'b'), (5, 'e'), (3, 'c'), (9, 'f')] {
             queue.push(at, event);

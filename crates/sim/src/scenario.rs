@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Scenario files: a host, its VMs and their work, in TOML. Unknown keys are refused. Each error is one sentence with file,
-//! line and key.
+//! Scenario files: a host, its VMs and their work, in TOML. Unknown keys are refused. Each error is one sentence with
+//! file, line and key.
 
 mod build;
 mod file;

@@ -9,7 +9,7 @@ use crate::queue::Queue;
 use crate::random::Random;
 
 /// Interval at which the cores of the two pools exchange their VMs' usage, as controllers read the counters.
-const EXCHANGE: Nanos = 1_000_000;
+const EXCHANGE_INTERVAL: Nanos = 1_000_000;
 
 #[derive(Debug)]
 enum Event {
@@ -215,8 +215,8 @@ impl World {
         }
     }
 
-    /// A VM sends a packet to its peer, `delay` ns away. The workload accounts for the guest's own time. Returns whether it
-    /// was sent: a queue may be full.
+    /// A VM sends a packet to its peer, `delay` ns away. The workload accounts for the guest's own time. Returns
+    /// whether it was sent: a queue may be full.
     pub fn send_out(&mut self, vm: usize, packet: Packet, delay: Nanos) -> bool {
         let nic = &mut self.nics[vm];
         nic.sent += 1;
@@ -261,7 +261,7 @@ pub struct Simulation {
     pub world: World,
     /// The workloads.
     pub workloads: Vec<Box<dyn Workload + Send>>,
-    begun: bool,
+    started: bool,
 }
 
 impl Simulation {
@@ -270,7 +270,7 @@ impl Simulation {
         Self {
             world,
             workloads,
-            begun: false,
+            started: false,
         }
     }
 
@@ -279,10 +279,10 @@ impl Simulation {
         let Self {
             world,
             workloads,
-            begun,
+            started,
         } = self;
-        if !*begun {
-            *begun = true;
+        if !*started {
+            *started = true;
             world.cpus.begin(0);
             for (at, vcpu, load) in std::mem::take(&mut world.loads) {
                 if at == 0 {
@@ -295,7 +295,7 @@ impl Simulation {
                 w.start(world, owner);
             }
             if world.pools {
-                world.queue.push(EXCHANGE, Event::Exchange);
+                world.queue.push(EXCHANGE_INTERVAL, Event::Exchange);
             }
         }
         loop {
@@ -310,7 +310,7 @@ impl Simulation {
             let Some((_, event)) = world.queue.pop(at) else {
                 let core = world.cpus.timers.first();
                 world.cpus.timer(at, core);
-                finish(world, workloads);
+                report_completions(world, workloads);
                 continue;
             };
             match event {
@@ -321,7 +321,7 @@ impl Simulation {
                 Event::StartLoad { vcpu, load } => world.set_load(vcpu, load),
                 Event::Exchange => {
                     world.cpus.exchange(at);
-                    world.queue.push(at + EXCHANGE, Event::Exchange);
+                    world.queue.push(at + EXCHANGE_INTERVAL, Event::Exchange);
                 }
                 Event::Ring { vm, packet } => {
                     let cost = world.nics[vm].push([packet]);
@@ -334,7 +334,7 @@ impl Simulation {
                 Event::Peer { packet } => workloads[packet.owner].on_peer_packet(world, packet),
                 Event::Timer { owner, tag } => workloads[owner].on_timer(world, tag),
             }
-            finish(world, workloads);
+            report_completions(world, workloads);
         }
         world.now = end;
         world.cpus.settle(end);
@@ -342,7 +342,7 @@ impl Simulation {
 }
 
 /// Reports completed work to its workloads, and lets cores whose timers expired decide.
-fn finish(world: &mut World, workloads: &mut [Box<dyn Workload + Send>]) {
+fn report_completions(world: &mut World, workloads: &mut [Box<dyn Workload + Send>]) {
     while let Some(Completion { owner, tag }) = world.cpus.done.pop_front() {
         if owner == NIC_OWNER {
             softirq(world, workloads, tag as usize);

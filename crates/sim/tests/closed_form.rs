@@ -8,7 +8,7 @@ use viola_sim::cpu::{CpuLoad, Level};
 use viola_sim::net::{NicCosts, Packet};
 use viola_sim::sched::XenConfig;
 use viola_sim::setup::{HostSetup, Policy, VmSetup};
-use viola_sim::work::{GuestCosts, Ping};
+use viola_sim::work::{GuestCosts, Ping, figure};
 use viola_sim::world::{Workload, World};
 
 const FREE: GuestCosts = GuestCosts {
@@ -57,14 +57,14 @@ fn round(policy: Policy, m: usize, n: usize, t_m: Nanos) -> HostSetup {
     host(policy, ls.chain(batch).collect())
 }
 
-/// Mean and longest round trip of pings to VM 0, ms. The pauses are multiples of all periods of these schedules, so that all
-/// phases are equally frequent.
+/// Mean and longest round trip of pings to VM 0, ms. The pauses are multiples of all periods of these schedules, so
+/// that all phases are equally frequent.
 fn ping(setup: &HostSetup) -> (f64, f64) {
     let ping = Ping::new(0, (0, 1800 * MS), 0, FREE);
     let mut sim = setup.simulation(vec![Box::new(ping)], 3);
     sim.run(4_000_000 * MS);
     let figures = sim.workloads[0].figures(&sim.world);
-    let get = |name: &str| figures.iter().find(|f| f.0 == name).unwrap().1;
+    let get = |name| figure(&figures, name);
     assert!(get("answers") > 1000.0 && get("lost") == 0.0);
     (get("round trip mean ms"), get("round trip max ms"))
 }
@@ -119,7 +119,8 @@ fn vslicer_keeps_the_waits_of_its_equations() {
         t_nlsvm: SLICE,
     };
     near(max, of.worst_wait(5 * MS).unwrap() as f64 / 1e6, 0.03);
-    // A period of 60 ms has two gaps of 5 ms and one of 35 ms: the mean wait is the sum of their squares over twice the period.
+    // A period of 60 ms has two gaps of 5 ms and one of 35 ms: the mean wait is the sum of their squares over twice the
+    // period.
     near(mean, (25.0 + 25.0 + 1225.0) / 120.0, 0.08);
 }
 
@@ -264,7 +265,7 @@ impl Workload for Chain {
 
 /// A VM does not sleep between two pieces of work: 20 pieces are one wake-up and one run.
 #[test]
-fn work_that_follows_work_is_one_run() {
+fn work_that_follows_work_is_one_wake_up_and_one_run() {
     let chain = Chain { left: 20, owner: 0 };
     let vms = vec![
         VmSetup::default(),

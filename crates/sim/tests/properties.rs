@@ -91,8 +91,8 @@ fn work(vms: usize, setup: &HostSetup, ring: bool) -> Vec<Box<dyn Workload + Sen
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(120))]
 
-    /// No core idles while a VM wants it; the times of cores and VMs add up; every packet is accounted for; equal seeds give
-    /// equal results.
+    /// No core idles while a VM wants it; the times of cores and VMs add up; every packet is accounted for; equal seeds
+    /// give equal results.
     #[test]
     fn nothing_is_lost(
         policy in policies(),
@@ -115,7 +115,7 @@ proptest! {
             prop_assert_eq!(ran + idle + stolen, time);
         }
         for nic in &sim.world.nics {
-            prop_assert_eq!(nic.came, nic.dropped + nic.handed + nic.waiting() as u64);
+            prop_assert_eq!(nic.arrived, nic.dropped + nic.delivered + nic.waiting() as u64);
         }
         for (a, b) in sim.workloads.iter().zip(&again.workloads) {
             let (a, b) = (a.figures(&sim.world), b.figures(&again.world));
@@ -139,8 +139,8 @@ proptest! {
         weights in prop::collection::vec(prop::sample::select(vec![128_u32, 256, 512]), 2..5),
         ls in 0..3_usize,
     ) {
-        // The baseline's credits are at most a slice: with slices shorter than its accounting it keeps equal weights only. Xen's
-        // own scheduler, with credits for more than one core, ignores weights.
+        // The baseline's credits are at most a slice: with slices shorter than its accounting it keeps equal weights
+        // only. Xen's own scheduler, with credits for more than one core, ignores weights.
         let short = matches!(policy, Policy::Credit { slice, .. } if slice < 30 * MS)
             || matches!(policy, Policy::Xen(_));
         let weights = if short { vec![256; weights.len()] } else { weights };

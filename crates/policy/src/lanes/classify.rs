@@ -67,8 +67,8 @@ mod tests {
         assert!(!Kind::Disk.network_bound() && Kind::NetHeavy.network_bound());
     }
 
-    /// Table 2 with the printed DI2 and frequencies: five VMs compute (their DI2 is high while they rest), one is idle, ten
-    /// send.
+    /// Table 2 with the printed DI2 and frequencies: five VMs compute (their DI2 is high while they rest), one is idle,
+    /// ten send.
     #[test]
     fn the_vms_of_table_2_with_traffic_are_network_bound() {
         let config = Config::default();

@@ -14,12 +14,12 @@ pub struct CpuTime {
     pub blocked: Nanos,
 }
 
-/// Upper bound of blocked/gotten, above all values of Table 2, so that one CPU on which a VM hardly ran does not dominate
-/// the mean.
+/// Upper bound of blocked/gotten, above all values of Table 2, so that one CPU on which a VM hardly ran does not
+/// dominate the mean.
 const RATIO_MOST: f64 = 10_000.0;
 
-/// DI2, the degree of I/O intensity: the mean of blocked/gotten over all CPUs (eq 1), each ratio at most 10,000. CPUs on
-/// which the VM neither ran nor blocked do not count. 0 without CPUs.
+/// DI2, the degree of I/O intensity: the mean of blocked/gotten over all CPUs (eq 1), each ratio at most 10,000. CPUs
+/// on which the VM neither ran nor blocked do not count. 0 without CPUs.
 pub fn di2(cpus: &[CpuTime]) -> f64 {
     let (mut sum, mut num) = (0.0, 0u32);
     for cpu in cpus.iter().filter(|c| c.gotten > 0 || c.blocked > 0) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lanes: the few SR-IOV virtual functions (VFs) of a host go to the VMs that gain most from them (Raccoon: paper "Raccoon: A
-//! Novel Network I/O Allocation Framework for Workload-Aware VM Scheduling in Virtual Environments").
+//! Lanes: the few SR-IOV virtual functions (VFs) of a host go to the VMs that gain most from them (Raccoon: paper
+//! "Raccoon: A Novel Network I/O Allocation Framework for Workload-Aware VM Scheduling in Virtual Environments").
 //!
 //! # Model
 //! Every VM has a paravirtual NIC in each of its networks. A VF is granted in addition and revoked again without a lost
@@ -8,26 +8,28 @@
 //! - DI2 ([`di2`], eq 1): the time the VM was blocked over the time it ran. High for a VM that waits for I/O.
 //! - IF ([`Traffic::intensity`], eq 2): how often and how much its NIC sends and receives.
 //!
-//! A VM whose DI2 and packet frequency both reach their thresholds is network-bound ([`classify`]). The priority queue (PQ)
-//! is the ordered tree of the holders of VFs; the general queue (GQ) has all other VMs, and all VMs start there. The highest
-//! of GQ is promoted while a VF is free; otherwise it takes the place of the lowest of PQ if its IF is higher (sections 3.2
-//! to 3.6). [`sizing`] computes how many VFs a NIC should have.
+//! A VM whose DI2 and packet frequency both reach their thresholds is network-bound ([`classify`]). The priority queue
+//! (PQ) is the ordered tree of the holders of VFs; the general queue (GQ) has all other VMs, and all VMs start there.
+//! The highest of GQ is promoted while a VF is free; otherwise it takes the place of the lowest of PQ if its IF is
+//! higher (sections 3.2 to 3.6). [`sizing`] computes how many VFs a NIC should have.
 //!
 //! # Beyond the paper
-//! - A VM may hold several VFs (section 3.1 allows it without a rule). The k-th VF of a VM competes with IF/k, so a VM gets a
-//!   second one only if it gains more from it than other VMs from their first.
+//! - A VM may hold several VFs (section 3.1 allows it without a rule). The k-th VF of a VM competes with IF/k, so a VM
+//!   gets a second one only if it gains more from it than other VMs from their first.
 //! - There are several pools and networks. A NIC gets VFs of its own network only.
-//! - A VM keeps a new VF against other VMs for [`Config::hold`], longer where attaching takes long. A VM that takes its place
-//!   needs an IF that is higher by [`Config::margin`]. Both are 0 in the paper.
-//! - A VM that is no longer network-bound keeps its VF until another VM wants it. [`Config::release`] revokes it earlier, for
-//!   hosts where a held VF pins memory.
+//! - A VM keeps a new VF against other VMs for [`Config::hold`], longer where attaching takes long. A VM that takes its
+//!   place needs an IF that is higher by [`Config::margin`]. Both are 0 in the paper.
+//! - A VM that is no longer network-bound keeps its VF until another VM wants it. [`Config::release`] revokes it
+//!   earlier, for hosts where a held VF pins memory.
 //! - The operator's [`Setting`] takes effect at once.
 //!
 //! # Contradictions in the paper
-//! - Table 2 prints IFs that eq 2 does not give for the table's own columns: VM9, VM11 and VM14 are off by more than 10 %.
-//! - Section 4.5 sets TRAFFIC_FREQ to 80, yet VM9 gets a VF at 60 % and VM1 holds one at 35 %. Here it is the condition for a
-//!   second VF, not for the first ([`Kind::NetHeavy`]).
-//! - The DI2 of VM5, which computes all the time, is printed as 34.6; eq 1 gives nearly 0. Thresholds here are for eq 1.
+//! - Table 2 prints IFs that eq 2 does not give for the table's own columns: VM9, VM11 and VM14 are off by more than 10
+//!   %.
+//! - Section 4.5 sets TRAFFIC_FREQ to 80, yet VM9 gets a VF at 60 % and VM1 holds one at 35 %. Here it is the condition
+//!   for a second VF, not for the first ([`Kind::NetHeavy`]).
+//! - The DI2 of VM5, which computes all the time, is printed as 34.6; eq 1 gives nearly 0. Thresholds here are for eq
+//!   1.
 
 pub mod classify;
 pub mod sizing;

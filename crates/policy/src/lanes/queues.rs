@@ -6,8 +6,8 @@ use std::collections::{BTreeSet, BinaryHeap};
 
 use super::{Nic, Vf};
 
-/// Priority of a NIC in a queue: pinned ones before all others, then by IF (of the k-th VF, IF/k). The IF of a VM that is
-/// not network-bound is -1 here.
+/// Priority of a NIC in a queue: pinned ones before all others, then by IF (of the k-th VF, IF/k). The IF of a VM that
+/// is not network-bound is -1 here.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Priority {
     pub(super) pinned: bool,

@@ -102,7 +102,8 @@ impl VfScheduler {
         self.finish(round, nics)
     }
 
-    /// Revokes VFs whatever other NICs want: of VMs that are gone, that may have none, or that have been quiet for too long.
+    /// Revokes VFs whatever other NICs want: of VMs that are gone, that may have none, or that have been quiet for too
+    /// long.
     fn revoke_unneeded(&mut self, round: &mut Round, pools: &[Pool], nics: &[NicObservation]) {
         let now = round.now;
         let bound: BTreeSet<Nic> = round.bound(nics).collect();

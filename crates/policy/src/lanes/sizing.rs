@@ -14,8 +14,8 @@ pub struct Capacity {
     pub created: u32,
 }
 
-/// Number of VFs that may be granted at once: (bandwidth - reserve)/per_vf rounded down, at most those created. At least one
-/// if any is created, even if its bandwidth is below `per_vf`.
+/// Number of VFs that may be granted at once: (bandwidth - reserve)/per_vf rounded down, at most those created. At
+/// least one if any is created, even if its bandwidth is below `per_vf`.
 pub fn usable(capacity: Capacity) -> u32 {
     let fit = lanes(capacity) / capacity.per_vf.max(1);
     u32::try_from(fit)
@@ -48,7 +48,7 @@ mod tests {
     };
 
     #[test]
-    fn each_lane_keeps_its_bandwidth_and_the_others_theirs() {
+    fn each_vf_keeps_its_bandwidth_and_paravirtual_nics_their_reserve() {
         assert_eq!((usable(TEN), rate(TEN)), (8, G));
         let few = Capacity { created: 4, ..TEN };
         assert_eq!((usable(few), rate(few)), (4, 2 * G));
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn too_little_bandwidth_still_makes_one_lane_and_no_vfs_make_none() {
+    fn too_little_bandwidth_gives_one_vf_and_no_vfs_give_none() {
         let narrow = Capacity {
             per_vf: 40 * G,
             ..TEN

@@ -16,7 +16,7 @@ fn sends(vm: u32, freq: f64, intensity: f64) -> NicObservation {
     }
 }
 
-/// One that computes and sends nothing.
+/// A NIC of a VM that computes and sends nothing.
 fn computes(vm: u32) -> NicObservation {
     NicObservation {
         di2: 0.0,
@@ -63,9 +63,9 @@ fn standing(d: &Decision, vm: u32) -> NicStatus {
     *d.nics.iter().find(|s| s.nic.vm == vm).unwrap()
 }
 
-/// Fig. 14 with the printed IFs. `between` gives those that are not printed, which must be above those of the VMs that
-/// lose their VF: section 4.5 prints 58319.6 (VM1) and 79027.4 (VM9) for minute 20, and 16037.4 (VM7), 0 (VM4 and VM9),
-/// 79205.8 (VM10), 128303.2 (VM13) and 90251.4 (VM14) for minute 40.
+/// Figure 14 with the printed IFs: section 4.5 prints 58319.6 (VM1) and 79027.4 (VM9) for minute 20, and 16037.4 (VM7),
+/// 0 (VM4 and VM9), 79205.8 (VM10), 128303.2 (VM13) and 90251.4 (VM14) for minute 40. `between` gives the other IFs,
+/// which must be above those of the VMs that lose their VF.
 fn fig_14(between: impl Fn(u32) -> f64) {
     let mut lanes = VfScheduler::new(Config::paper());
     let holders = |vms: &[u32]| vms.to_vec();
@@ -93,7 +93,7 @@ fn fig_14(between: impl Fn(u32) -> f64) {
     seen[9] = sends(10, 60.0, 79_205.8);
     seen[12] = sends(13, 80.0, 128_303.2);
     seen[13] = sends(14, 70.0, 90_251.4);
-    // VM1 has lost its VF and still sends less than those that get one.
+    // VM1 has lost its VF and still sends less than the VMs that get one.
     seen[0] = sends(1, 25.0, 16_037.4 * 0.9);
     for vm in [2, 3, 5, 6, 8] {
         seen[vm as usize - 1] = sends(vm, 70.0, 79_205.9 + between(vm));
@@ -107,15 +107,15 @@ fn fig_14(between: impl Fn(u32) -> f64) {
 }
 
 #[test]
-fn fig_14_moves_the_vfs_that_the_paper_says() {
+fn fig_14_moves_the_vfs_as_in_the_paper() {
     fig_14(|vm| f64::from(vm) * 1000.0);
     fig_14(|vm| f64::from(100 - vm) * 7.0);
-    // Equal ones stay where they are.
+    // VMs of equal IF keep their VFs.
     fig_14(|_| 0.0);
 }
 
 #[test]
-fn with_vfs_for_all_that_send_nobody_loses_one() {
+fn with_enough_vfs_no_vm_loses_one() {
     let mut lanes = VfScheduler::new(Config::paper());
     let seen = [sends(1, 50.0, 100.0), computes(2), sends(3, 20.0, 90.0)];
     let d = lanes.decide(0, &[pool(4)], &seen);
@@ -125,7 +125,7 @@ fn with_vfs_for_all_that_send_nobody_loses_one() {
         "it computes and hardly waits for I/O"
     );
     assert!(lanes.decide(1, &[pool(4)], &seen).actions.is_empty());
-    // One that falls silent keeps its VF until it is wanted, or for `release`.
+    // A VM that falls silent keeps its VF until another one wants it, or for the time `release`.
     let quiet = [computes(1), computes(2), sends(3, 20.0, 90.0)];
     assert!(lanes.decide(2, &[pool(4)], &quiet).actions.is_empty());
     lanes.set_config(Config {
@@ -155,7 +155,7 @@ fn a_vf_is_held_for_a_while_longer_where_attaching_is_slow() {
     let d = lanes.decide(60, &[pool(1)], &seen);
     assert_eq!((revoked(&d), granted(&d)), (vec![1], vec![2]));
     assert_eq!(standing(&d, 1).why, Reason::GaveWay { to: 2 });
-    // The margin keeps nearly equal ones apart.
+    // The margin protects a VM of nearly equal IF.
     lanes.set_config(Config::default());
     let near = [sends(1, 50.0, 215.0), sends(2, 50.0, 200.0)];
     let d = lanes.decide(20_000 * MS, &[pool(1)], &near);
@@ -165,7 +165,7 @@ fn a_vf_is_held_for_a_while_longer_where_attaching_is_slow() {
 }
 
 #[test]
-fn the_operators_word_goes_before_everything() {
+fn the_operators_setting_overrides_everything() {
     let mut lanes = VfScheduler::new(Config::default());
     let set = |vm, setting| NicObservation {
         setting,
@@ -179,7 +179,7 @@ fn the_operators_word_goes_before_everything() {
     );
     assert_eq!((revoked(&d), granted(&d)), (vec![1], vec![2]));
     assert_eq!(standing(&d, 2).why, Reason::Setting);
-    // A pinned one that sends nothing keeps it too.
+    // A pinned VM that sends nothing keeps its VF too.
     let idle = NicObservation {
         setting: Setting::Pin,
         ..computes(2)
@@ -230,7 +230,7 @@ fn a_nic_gets_vfs_of_its_own_network_only() {
     assert_eq!(granted(&d), [1, 4, 5]);
     assert_eq!(standing(&d, 2).why, Reason::NoPool);
     assert_eq!(lanes.holder(Vf { pool: 7, index: 0 }), Some(other.nic));
-    // A pool that vanishes takes its VFs along; one that shrinks gives them back.
+    // The VFs of a missing pool are gone; a pool that shrinks revokes them.
     let d = lanes.decide(1, &pools[..2], &seen);
     assert!(d.actions.is_empty());
     assert_eq!(lanes.holders().count(), 2);
@@ -255,11 +255,11 @@ fn a_second_vf_goes_to_a_heavy_vm_before_the_first_of_a_light_one() {
     let light = sends(2, 50.0, 400.0);
     let d = lanes.decide(0, &[pool(2)], &[heavy, light]);
     assert_eq!((granted(&d), vms(&lanes)), (vec![1, 1], vec![1, 1]));
-    // 450 against 500: the light one takes the second, not the first.
+    // IF/2 = 450 against 500: the light VM takes the second VF, not the first.
     let light = sends(2, 50.0, 500.0);
     lanes.decide(1, &[pool(2)], &[heavy, light]);
     assert_eq!(vms(&lanes), [1, 2]);
-    // Below TRAFFIC_FREQ it has use for one only.
+    // Below TRAFFIC_FREQ it may have one VF only.
     let less = NicObservation {
         max_vfs: 3,
         ..sends(1, 79.0, 900.0)
@@ -275,7 +275,7 @@ fn a_second_vf_goes_to_a_heavy_vm_before_the_first_of_a_light_one() {
 }
 
 #[test]
-fn a_vm_that_does_not_give_back_or_take_is_left_alone_for_a_while() {
+fn a_failed_grant_or_revocation_is_retried_later() {
     let config = Config {
         retry: 100,
         ..Config::paper()

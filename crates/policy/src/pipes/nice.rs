@@ -3,9 +3,9 @@
 
 use crate::slices::DEFAULT_WEIGHT;
 
-/// Nice value, -10..=19, by which the kernel gives processes CPU time in the proportion of these weights: a step is a factor of 1.25
-/// (`sched_prio_to_weight`, kernel/sched/core.c). [`DEFAULT_WEIGHT`] is 0; the steps make it exact to one eighth. Beyond
-/// ten times the default it grows no more: the host has other work, too.
+/// Nice value, -10..=19, by which the kernel gives processes CPU time in the proportion of these weights: a step is a
+/// factor of 1.25 (`sched_prio_to_weight`, kernel/sched/core.c). [`DEFAULT_WEIGHT`] is 0; the steps make it exact to
+/// one eighth. Beyond ten times the default it grows no more: the host has other work, too.
 pub fn nice(weight: u32) -> i32 {
     let steps = (f64::from(weight.max(1)) / f64::from(DEFAULT_WEIGHT)).ln() / 1.25_f64.ln();
     (-steps.round() as i32).clamp(-10, 19)

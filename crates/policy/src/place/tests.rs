@@ -66,7 +66,7 @@ fn new_vcpus_spread_evenly() {
 }
 
 #[test]
-fn those_that_have_a_core_keep_it_when_one_comes() {
+fn vcpus_keep_their_core_when_another_arrives() {
     let mut demands = vec![
         busy(0, Some(0)),
         busy(1, Some(0)),
@@ -98,7 +98,7 @@ fn a_crowded_core_gives_to_an_empty_one() {
 }
 
 #[test]
-fn three_against_two_is_no_reason_to_move() {
+fn three_vcpus_against_two_do_not_move() {
     let demands = [
         busy(0, Some(0)),
         busy(1, Some(0)),
@@ -128,7 +128,7 @@ fn hyperthreads_of_one_core_are_used_last() {
 }
 
 #[test]
-fn weights_balance_not_numbers() {
+fn the_balance_is_of_weights_not_of_numbers() {
     let heavy = VcpuDemand {
         weight: 768,
         ..busy(0, None)

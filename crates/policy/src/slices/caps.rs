@@ -2,8 +2,8 @@
 //! Caps: the maximum part of a core that a VM may use even while the core would idle.
 //!
 //! Time is divided into windows. Each window gives a capped VM its quota (cap times window). A VM that has used up its
-//! quota is [`super::Rank::Capped`] until a window refills it. At most one unused quota is carried over, so that a VM that
-//! could not run in one window catches up in the next. Overuse is paid back in full.
+//! quota is [`super::Rank::Capped`] until a window refills it. At most one unused quota is carried over, so that a VM
+//! that could not run in one window catches up in the next. Overuse is paid back in full.
 
 use super::{FOREVER, Nanos, US};
 

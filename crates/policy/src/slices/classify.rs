@@ -2,10 +2,10 @@
 //! Class "auto": whether a VM is latency sensitive, and what class ls would gain.
 //!
 //! A VM counts as latency sensitive when it answers packets, or wakes often for short runs, **and** waits for its core:
-//! without a wait there is nothing to gain. It stays so until its I/O ends. That it no longer waits is no reason to change
-//! back, because class ls takes the wait away. Both changes need several windows in a row, and a class is kept for a
-//! minimum time, so classes do not flap. The dissertation leaves the choice to the operator and names virtual interrupts
-//! and pending packets as indicators (section 2.4).
+//! without a wait there is nothing to gain. It stays so until its I/O ends. That it no longer waits is no reason to
+//! change back, because class ls takes the wait away. Both changes need several windows in a row, and a class is kept
+//! for a minimum time, so classes do not flap. The dissertation leaves the choice to the operator and names virtual
+//! interrupts and pending packets as indicators (section 2.4).
 
 use std::fmt;
 
@@ -307,9 +307,9 @@ impl fmt::Display for Advice {
 
 /// Estimates what class ls would gain for a VM.
 ///
-/// `measured` is the p99 of its waits (ns), if known. Otherwise the worst wait is taken, on a core on which `contenders`
-/// other VMs run `slice` ns each in turn. `share` is its part of the core by weight, `microslice` the T_m (ns) it would
-/// get, `others` the microslices (ns) of the LSVMs that the core already has.
+/// `measured` is the p99 of its waits (ns), if known. Otherwise the worst wait is taken, on a core on which
+/// `contenders` other VMs run `slice` ns each in turn. `share` is its part of the core by weight, `microslice` the T_m
+/// (ns) it would get, `others` the microslices (ns) of the LSVMs that the core already has.
 pub fn advise(
     measured: Option<Nanos>,
     contenders: u32,

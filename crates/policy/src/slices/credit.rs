@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The dissertation's baseline: Xen's credit scheduler (Xen 3.4, one core).
 //!
-//! Slices are 30 ms. Each accounting (every 30 ms) hands out credits by weight; running burns them. A VM with credits is
-//! UNDER, one without is OVER. UNDER runs before OVER, each in turn. A VM that wakes while UNDER is in BOOST: it preempts at
-//! once, and the VM it preempts goes to the tail. The tick (every 10 ms) ends the BOOST of the VM that it finds running, so
-//! a busy VM is never boosted.
+//! Slices are 30 ms. Each accounting (every 30 ms) hands out credits by weight; running burns them. A VM with credits
+//! is UNDER, one without is OVER. UNDER runs before OVER, each in turn. A VM that wakes while UNDER is in BOOST: it
+//! preempts at once, and the VM it preempts goes to the tail. The tick (every 10 ms) ends the BOOST of the VM that it
+//! finds running, so a busy VM is never boosted.
 //!
 //! Departures from Xen 3.4, which make shares reliable:
 //! - A VM burns credits for the time it ran. In Xen the VM that the tick finds running pays, which a VM can evade.
@@ -89,8 +89,8 @@ impl Credit {
         }
     }
 
-    /// Changes the slice (100 us ..= 1 s; 0: 30 ms) from the next [`CoreScheduler::configure`] on. The intervals of tick
-    /// and accounting stay at 10 and 30 ms.
+    /// Changes the slice (100 us ..= 1 s; 0: 30 ms) from the next [`CoreScheduler::configure`] on. The intervals of
+    /// tick and accounting stay at 10 and 30 ms.
     pub fn set_slice(&mut self, slice: Nanos) {
         self.slice = if slice == 0 {
             SLICE
@@ -351,12 +351,12 @@ mod tests {
         SimVm { params, behaviour }
     }
 
-    fn run(machine: Credit, vms: &[SimVm], time: Nanos) -> Report {
+    fn run(scheduler: Credit, vms: &[SimVm], time: Nanos) -> Report {
         let driver = Driver {
             record: true,
             ..Driver::default()
         };
-        Core::new(machine, vms, driver, 1)
+        Core::new(scheduler, vms, driver, 1)
             .run_until(time)
             .unwrap()
             .clone()

@@ -5,16 +5,16 @@
 //! algorithm keeps shares by the lags of EEVDF (the service owed to a VM), with VMs as its entities and slices that end
 //! exactly:
 //!
-//! - An LSVM outranks all others from lag 0 until it has run its microslice T_m. Its lag is then -T_m·(1 - s), where s is
-//!   its share, and it stays in the background until the others have run T_m·(1 - s)/s and its lag is 0 again. While it
-//!   sleeps it collects lag up to [`Config::credit_ls`], so it gets the core at once when it wakes.
+//! - An LSVM outranks all others from lag 0 until it has run its microslice T_m. Its lag is then -T_m·(1 - s), where s
+//!   is its share, and it stays in the background until the others have run T_m·(1 - s)/s and its lag is 0 again. While
+//!   it sleeps it collects lag up to [`Config::credit_ls`], so it gets the core at once when it wakes.
 //! - The batch VM with the least service for its weight owns the core for a slice of its own run time. Microslices
 //!   interrupt the slice; blocking ends it. A batch VM that wakes with positive lag preempts the owner for that long.
 //! - Several LSVMs that may run take turns by microslices.
-//! - Where the driver sees an LSVM's packets ([`super::Io`]), a busy LSVM runs in microslices only while a packet waits.
-//!   Otherwise it runs in slices of [`Config::quiet_slice`] and keeps as much lag in reserve as a sleeping LSVM. A packet
-//!   gets it the core at once, in microslices until the packet is answered or the reserve is spent. Each microslice costs
-//!   two preemptions, so this spends preemptions only when there is a packet to answer.
+//! - Where the driver sees an LSVM's packets ([`super::Io`]), a busy LSVM runs in microslices only while a packet
+//!   waits. Otherwise it runs in slices of [`Config::quiet_slice`] and keeps as much lag in reserve as a sleeping LSVM.
+//!   A packet gets it the core at once, in microslices until the packet is answered or the reserve is spent. Each
+//!   microslice costs two preemptions, so this spends preemptions only when there is a packet to answer.
 //!
 //! No pattern of sleeping and waking gets a VM more than its share plus the credit it saved up.
 
@@ -138,7 +138,7 @@ impl Default for Interleaved {
 impl Interleaved {
     /// A scheduler without VMs. Settings out of range are clamped.
     pub fn new(config: Config) -> Self {
-        let mut machine = Self {
+        let mut scheduler = Self {
             config,
             windows: Windows::new(CAP_WINDOW),
             vms: Vec::with_capacity(MAX_VMS),
@@ -166,8 +166,8 @@ impl Interleaved {
             wake_budget: FOREVER,
             credit_sum: 0,
         };
-        machine.set_config(config);
-        machine
+        scheduler.set_config(config);
+        scheduler
     }
 
     /// Changes the settings from the next [`CoreScheduler::configure`] on.
@@ -199,8 +199,9 @@ impl Interleaved {
         self.config.batch_slice as i64
     }
 
-    /// Lower bound of a VM's lag, ns (negative). A VM pays back at most two slices of what it ran while others waited, so
-    /// that a stalled controller does not bar it for seconds. Batch VMs may also owe what all sleeping VMs have saved up.
+    /// Lower bound of a VM's lag, ns (negative). A VM pays back at most two slices of what it ran while others waited,
+    /// so that a stalled controller does not bar it for seconds. Batch VMs may also owe what all sleeping VMs have
+    /// saved up.
     fn min_lag(&self, i: usize) -> i64 {
         if self.ls.contains(i) {
             -2 * self.slice().max(self.vms[i].micro as i64)
@@ -236,8 +237,8 @@ impl Interleaved {
         for i in ran.iter() {
             let vm = &self.vms[i];
             let mut least = self.min_lag(i);
-            // An LSVM in the background ran only because no other VM wanted the core. It owes at most a microslice for that;
-            // otherwise it would wait for long when the others wake.
+            // An LSVM in the background ran only because no other VM wanted the core. It owes at most a microslice for
+            // that; otherwise it would wait for long when the others wake.
             if self.ranks[i] == Rank::Background && self.ls.contains(i) {
                 least = least.max(self.ledger.lag_after(i, vm.micro).min(vm.lag_before));
             }
@@ -249,8 +250,8 @@ impl Interleaved {
     fn update_members(&mut self) {
         self.contenders = self.ready.len();
         self.batch_ready = !self.ready.difference(self.ls).is_empty();
-        let as_before = (self.ready.difference(self.slept)).intersection(self.ledger.members());
-        for i in self.all.difference(as_before).iter() {
+        let unchanged = (self.ready.difference(self.slept)).intersection(self.ledger.members());
+        for i in self.all.difference(unchanged).iter() {
             let vm = &self.vms[i];
             if self.ready.contains(i) {
                 if self.slept.contains(i) && self.ranks[i] != Rank::Capped {
@@ -259,8 +260,8 @@ impl Interleaved {
                 self.ledger.set_member(i, true);
                 continue;
             }
-            // Over its cap an LSVM pays off its debt but earns no credit; otherwise it would run a whole quota at once. A
-            // batch VM earns the slice that the cap cut short.
+            // Over its cap an LSVM pays off its debt but earns no credit; otherwise it would run a whole quota at once.
+            // A batch VM earns the slice that the cap cut short.
             let capped = self.capped.contains(i);
             let most = match (capped, self.ls.contains(i)) {
                 (false, _) => vm.credit,
@@ -279,8 +280,8 @@ impl Interleaved {
 
     /// Keeps the owner of the turn or chooses the next one.
     fn choose_owner(&mut self, activity: &[Activity]) {
-        let those = self.all.difference(self.ls);
-        for i in those
+        let batch_vms = self.all.difference(self.ls);
+        for i in batch_vms
             .intersection(self.preempting)
             .intersection(self.ready)
             .iter()
@@ -289,7 +290,7 @@ impl Interleaved {
             vm.preempt_left = (vm.preempt_left - activity[i].used as i64).max(0);
             self.preempting.set(i, vm.preempt_left > 0);
         }
-        for i in those.difference(self.ready).iter() {
+        for i in batch_vms.difference(self.ready).iter() {
             let vm = &mut self.vms[i];
             let lag = self.ledger.lag(i);
             if lag >= 0 {
@@ -299,7 +300,7 @@ impl Interleaved {
             }
             self.preempting.set(i, vm.preempt_left > 0);
         }
-        self.waiting = (those.intersection(self.ready))
+        self.waiting = (batch_vms.intersection(self.ready))
             .difference(self.preempting)
             .len();
         let batch = self.batch_ready;
@@ -322,13 +323,13 @@ impl Interleaved {
         if self.contenders <= 1 || (!batch && self.turn.is_some()) {
             return;
         }
-        // A batch VM that preempts the owner gets its own turn afterwards. If only LSVMs in the background want the core,
-        // they take turns as owners.
-        let those = match batch {
+        // A batch VM that preempts the owner gets its own turn afterwards. If only LSVMs in the background want the
+        // core, they take turns as owners.
+        let candidates = match batch {
             true => self.ready.difference(self.ls).difference(self.preempting),
             false => self.ready.intersection(self.ls),
         };
-        for i in those.iter() {
+        for i in candidates.iter() {
             if self.owner.is_none_or(|o| self.ledger.is_behind(i, o)) {
                 self.owner = Some(i);
             }

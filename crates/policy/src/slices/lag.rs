@@ -4,12 +4,12 @@
 //! Each VM has a virtual time v that advances by its run time over its weight w. The members of the ledger are the VMs
 //! that compete; the virtual time V of the core advances by what all members run over the sum of their weights. A VM's
 //! lag is (V - v)·w: positive service is owed to it, negative service it owes. Whatever the members run is therefore
-//! credited to all members by weight and debited to those that ran. The ledger stores lags instead of v and V: it needs no
-//! division per VM, and nothing drifts, because the remainder of each division is carried over.
+//! credited to all members by weight and debited to those that ran. The ledger stores lags instead of v and V: it needs
+//! no division per VM, and nothing drifts, because the remainder of each division is carried over.
 //!
 //! A VM that is not a member keeps its lag. The lags of all VMs sum up to zero. (Stock EEVDF moves V to the mean of the
-//! members when one joins or leaves, which forgives or charges all of them. Here each lag is exactly the service that the
-//! VM was entitled to while it competed, less what it ran.)
+//! members when one joins or leaves, which forgives or charges all of them. Here each lag is exactly the service that
+//! the VM was entitled to while it competed, less what it ran.)
 
 use super::Nanos;
 use super::vm_set::VmSet;
@@ -55,8 +55,8 @@ impl Ledger {
         }
     }
 
-    /// Begins a new list of VMs; [`Ledger::push`] adds them in order. `old` receives the present state, from which VMs that
-    /// stay are copied.
+    /// Begins a new list of VMs; [`Ledger::push`] adds them in order. `old` receives the present state, from which VMs
+    /// that stay are copied.
     pub(crate) fn begin_configure(&mut self, old: &mut Ledger) {
         std::mem::swap(self, old);
         self.entries.clear();
@@ -186,8 +186,8 @@ impl Ledger {
         Some((self.lag(i) - stop).clamp(0, MAX_SCALED) * all / others)
     }
 
-    /// How long (ns) the others must run until the VM's lag rises to `target` ns: (target - lag) / s, rounded up; 0 if it is
-    /// there.
+    /// How long (ns) the others must run until the VM's lag rises to `target` ns: (target - lag) / s, rounded up; 0 if
+    /// it is there.
     pub(crate) fn time_until(&self, i: usize, target: i64) -> Nanos {
         let (all, _) = self.weights_with(i);
         let e = &self.entries[i];
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_runs_is_owed_to_all_by_weight() {
+    fn what_a_vm_runs_is_credited_to_all_members_by_weight() {
         let mut l = competing(&[256, 256, 512]);
         l.charge([(0, 4 * MS)].into_iter());
         assert_eq!([l.lag(0), l.lag(1), l.lag(2)], [-3 * MS_I, MS_I, 2 * MS_I]);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_does_not_compete_earns_nothing_and_keeps_what_it_has() {
+    fn a_vm_that_is_no_member_earns_nothing_and_keeps_its_lag() {
         let mut l = competing(&[256, 256, 256]);
         l.charge([(0, 6 * MS)].into_iter());
         l.set_member(1, false);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn credit_beyond_the_limit_goes_to_the_others() {
+    fn credit_above_the_limit_goes_to_the_other_members() {
         let mut l = competing(&[256, 256, 256]);
         l.charge([(0, 9 * MS)].into_iter());
         l.limit_credit(1, MS_I);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_debt_forgiven_is_a_loss_of_the_others() {
+    fn a_forgiven_debt_is_paid_by_the_other_members() {
         let mut l = competing(&[256, 256, 256]);
         l.charge([(0, 30 * MS)].into_iter());
         l.limit_debt(0, -8 * MS_I);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_can_take_waits_for_the_next_who_competes() {
+    fn credit_without_members_is_kept_for_the_next_member() {
         let mut l = competing(&[256, 256]);
         l.charge([(0, 6 * MS)].into_iter());
         l.set_member(0, false);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn times_to_run_down_and_to_come_back_are_those_of_the_share() {
+    fn times_to_run_down_and_to_recover_follow_the_share() {
         let mut l = competing(&[256, 256, 256, 256]);
         assert_eq!(l.run_down(0, l.lag_after(0, 300_000)), Some(300_000));
         l.charge([(0, 300_000)].into_iter());
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_stay_keep_their_lag_when_others_come_and_go() {
+    fn vms_that_stay_keep_their_lag_when_others_arrive_and_leave() {
         let mut l = competing(&[256, 256, 512]);
         l.charge([(0, 8 * MS)].into_iter());
         let mut old = Ledger::with_capacity(8);

@@ -3,11 +3,11 @@
 //!
 //! A [`CoreScheduler`] is a pure state machine for **one core**. A driver (the slot controller on a real host, the
 //! simulator, a test) calls [`CoreScheduler::decide`] with what each VM ran since the last call and whether it wants to
-//! run now. The answer is a [`Decision`]: a rank for every VM, the time of the next call at the latest, and how long each
-//! VM may run before an earlier call.
+//! run now. The answer is a [`Decision`]: a rank for every VM, the time of the next call at the latest, and how long
+//! each VM may run before an earlier call.
 //!
-//! The scheduler returns ranks instead of one "next VM", so the kernel itself picks the highest-ranked runnable VM. A VM
-//! that wakes preempts a lower-ranked one at once, without a round trip through the controller, and a VM that blocks
+//! The scheduler returns ranks instead of one "next VM", so the kernel itself picks the highest-ranked runnable VM. A
+//! VM that wakes preempts a lower-ranked one at once, without a round trip through the controller, and a VM that blocks
 //! leaves the core to the next one.
 //!
 //! | part | room for |
@@ -126,8 +126,8 @@ pub struct Decision {
     pub budgets: [Nanos; MAX_VMS],
     /// The driver asks again at this time at the latest ([`FOREVER`]: only after an event).
     pub until: Nanos,
-    /// The driver asks again as soon as a VM wakes. Set while one VM runs without limit and another one that wakes might
-    /// have to wait behind it; never while several VMs want the core.
+    /// The driver asks again as soon as a VM wakes. Set while one VM runs without limit and another one that wakes
+    /// might have to wait behind it; never while several VMs want the core.
     pub notify_wake: bool,
     /// The driver asks again as soon as the highest-ranked runnable VM blocks.
     pub notify_block: bool,
@@ -171,8 +171,8 @@ pub(crate) fn activity_of(activity: &[Activity], i: usize) -> Activity {
     activity.get(i).copied().unwrap_or_default()
 }
 
-/// `slice` scaled by a VM's weight over the mean weight of `vms` VMs whose weights sum up to `total`. At least 50 us, so
-/// that a very light VM makes progress in its turn.
+/// `slice` scaled by a VM's weight over the mean weight of `vms` VMs whose weights sum up to `total`. At least 50 us,
+/// so that a very light VM makes progress in its turn.
 fn scaled_slice(slice: Nanos, weight: u32, total: u64, vms: usize) -> Nanos {
     (slice * u64::from(weight.max(1)) * vms as u64 / total.max(1)).max(50 * US)
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The scheduling model of vSlicer: equations 2.1 to 2.12 of the dissertation (section 2.3.1) as functions.
 //!
-//! One core has `m` latency-sensitive VMs (LSVMs) and `n` others (NLSVMs) of equal weight. A scheduling period alternates
-//! between one micro-round of all LSVMs (T_S) and one whole slice of one NLSVM (T_NLSVM). Each function says what holds
-//! where the equations are silent (no LSVM, no NLSVM, fewer than three VMs); every VM gets T_NLSVM of each period (eq 2.1).
+//! One core has `m` latency-sensitive VMs (LSVMs) and `n` others (NLSVMs) of equal weight. A scheduling period
+//! alternates between one micro-round of all LSVMs (T_S) and one whole slice of one NLSVM (T_NLSVM). Each function says
+//! what holds where the equations are silent (no LSVM, no NLSVM, fewer than three VMs); every VM gets T_NLSVM of each
+//! period (eq 2.1).
 
 use super::Nanos;
 
@@ -139,8 +140,8 @@ impl Round {
         Ok(u64::from(self.m - 1) * t_m + slice / r)
     }
 
-    /// Microslices per slice of the credit scheduler's period, m·n·r / (m + n): the dissertation's measure of how many more
-    /// context switches microslices cost.
+    /// Microslices per slice of the credit scheduler's period, m·n·r / (m + n): the dissertation's measure of how many
+    /// more context switches microslices cost.
     ///
     /// # Errors
     /// As [`Round::r`].
@@ -149,8 +150,8 @@ impl Round {
         Ok(f64::from(self.m) * self.cuts() as f64 * self.r(t_m)? as f64 / vms)
     }
 
-    /// All context switches per slice of the credit scheduler's period, (m·n·r + n) / (m + n): [`Round::microslice_ratio`]
-    /// plus the switches to NLSVMs.
+    /// All context switches per slice of the credit scheduler's period, (m·n·r + n) / (m + n):
+    /// [`Round::microslice_ratio`] plus the switches to NLSVMs.
     ///
     /// # Errors
     /// As [`Round::r`]. m = 0 is no error: the answer is 1, because no slice is divided.
@@ -182,8 +183,8 @@ impl Round {
     }
 }
 
-/// Longest wait (ns) of a busy LSVM under [`super::Interleaved`]: after its microslice the others run T_m·(1 - s)/s, which
-/// keeps its share `s` exact, then each other LSVM may finish one microslice of its own.
+/// Longest wait (ns) of a busy LSVM under [`super::Interleaved`]: after its microslice the others run T_m·(1 - s)/s,
+/// which keeps its share `s` exact, then each other LSVM may finish one microslice of its own.
 ///
 /// `share` is the VM's part of the core in (0, 1], `others` the microslices (ns) of the other LSVMs on the core.
 pub fn interleaved_wait(share: f64, t_m: Nanos, others: impl IntoIterator<Item = Nanos>) -> Nanos {

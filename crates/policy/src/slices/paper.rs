@@ -2,21 +2,21 @@
 //! Paper mode: Algorithm 1 of the dissertation (section 2.4), with its run queue, credits and micro credits.
 //!
 //! All VMs share one run queue. When the slice of an NLSVM is over, it goes to the tail. An LSVM goes before the first
-//! NLSVM (it runs again in this T_S) while it has micro credits, behind that NLSVM (the next T_S of this period) when they
-//! are used up, and to the tail (the next period) when it has no credits. The head of the queue runs next: an NLSVM for
-//! T_NLSVM, an LSVM for T_m.
+//! NLSVM (it runs again in this T_S) while it has micro credits, behind that NLSVM (the next T_S of this period) when
+//! they are used up, and to the tail (the next period) when it has no credits. The head of the queue runs next: an
+//! NLSVM for T_NLSVM, an LSVM for T_m.
 //!
 //! Choices where the listing is silent:
-//! - Credits are those of Xen's credit scheduler: what all VMs ran is credited by weight to those that want the core. A VM
-//!   starts with one slice of credits, which is also its maximum.
-//! - Micro credits are T_n = T_NLSVM / n for each T_S (eq 2.12), refilled when the LSVM goes behind an NLSVM; n counts the
-//!   NLSVMs that want to run at that moment. The last microslice of a T_S is shorter if T_n is not a multiple of T_m. A
-//!   slice that ends early or late is made up in the VM's next one.
+//! - Credits are those of Xen's credit scheduler: what all VMs ran is credited by weight to those that want the core. A
+//!   VM starts with one slice of credits, which is also its maximum.
+//! - Micro credits are T_n = T_NLSVM / n for each T_S (eq 2.12), refilled when the LSVM goes behind an NLSVM; n counts
+//!   the NLSVMs that want to run at that moment. The last microslice of a T_S is shorter if T_n is not a multiple of
+//!   T_m. A slice that ends early or late is made up in the VM's next one.
 //! - Weights scale T_NLSVM and T_n of a VM by its weight over the mean weight.
-//! - m = 0 is round robin of T_NLSVM. n = 0 (or no NLSVM wants to run) is round robin of microslices: their mean, scaled by
-//!   each LSVM's weight so that shares hold. One or two VMs follow the same rules.
-//! - A VM that blocks gives up the rest of its slice. A VM that wakes is queued as at the end of a slice and preempts no
-//!   VM. A VM over its cap leaves the queue until an accounting window lets it run again.
+//! - m = 0 is round robin of T_NLSVM. n = 0 (or no NLSVM wants to run) is round robin of microslices: their mean,
+//!   scaled by each LSVM's weight so that shares hold. One or two VMs follow the same rules.
+//! - A VM that blocks gives up the rest of its slice. A VM that wakes is queued as at the end of a slice and preempts
+//!   no VM. A VM over its cap leaves the queue until an accounting window lets it run again.
 
 use super::caps::{Cap, Windows};
 use super::{
@@ -78,7 +78,7 @@ impl Default for Paper {
 impl Paper {
     /// A scheduler without VMs, with T_NLSVM = `slice` (100 us ..= 1 s; 0: 30 ms).
     pub fn new(slice: Nanos) -> Self {
-        let mut machine = Self {
+        let mut scheduler = Self {
             slice,
             windows: Windows::new(CAP_WINDOW),
             vms: Vec::with_capacity(MAX_VMS),
@@ -88,8 +88,8 @@ impl Paper {
             left: 0,
             contended: false,
         };
-        machine.set_slice(slice);
-        machine
+        scheduler.set_slice(slice);
+        scheduler
     }
 
     /// Changes T_NLSVM from the next [`CoreScheduler::configure`] on.

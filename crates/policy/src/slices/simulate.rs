@@ -3,9 +3,9 @@
 //!
 //! The highest-ranked VM that wants to run has the core; equal ranks are served first come first served, as under
 //! SCHED_FIFO: a VM whose rank rises goes behind its new equals, one whose rank falls goes before them, a preempted one
-//! keeps its place. The scheduler is asked when [`Decision::until`] or a budget is reached, and at the wake-ups and blocks
-//! that it wants to know of. The simulation is one of discrete events, random only by its seed: equal inputs give equal
-//! reports.
+//! keeps its place. The scheduler is asked when [`Decision::until`] or a budget is reached, and at the wake-ups and
+//! blocks that it wants to know of. The simulation is one of discrete events, random only by its seed: equal inputs
+//! give equal reports.
 
 mod report;
 
@@ -41,7 +41,7 @@ struct VmState {
 /// A simulated core. See the module's text.
 #[derive(Debug)]
 pub struct Core<M> {
-    machine: M,
+    scheduler: M,
     driver: Driver,
     vms: Vec<VmState>,
     activity: Vec<Activity>,
@@ -58,9 +58,9 @@ pub struct Core<M> {
 
 impl<M: CoreScheduler> Core<M> {
     /// A core with these VMs at time 0.
-    pub fn new(machine: M, vms: &[SimVm], driver: Driver, seed: u64) -> Self {
+    pub fn new(scheduler: M, vms: &[SimVm], driver: Driver, seed: u64) -> Self {
         let mut core = Self {
-            machine,
+            scheduler,
             driver,
             vms: Vec::new(),
             activity: Vec::new(),
@@ -89,13 +89,13 @@ impl<M: CoreScheduler> Core<M> {
     }
 
     /// The scheduler.
-    pub fn machine(&self) -> &M {
-        &self.machine
+    pub fn scheduler(&self) -> &M {
+        &self.scheduler
     }
 
     /// The scheduler, for input that this core's driver cannot give. Only between two calls of [`Core::run_until`].
-    pub fn machine_mut(&mut self) -> &mut M {
-        &mut self.machine
+    pub fn scheduler_mut(&mut self) -> &mut M {
+        &mut self.scheduler
     }
 
     /// Replaces the VMs from now on. A VM with a known id and the same behaviour continues.
@@ -160,7 +160,7 @@ impl<M: CoreScheduler> Core<M> {
             self.wake(i);
         }
         let params: Vec<Params> = self.vms.iter().map(|g| g.params).collect();
-        self.machine.configure(self.now, &params);
+        self.scheduler.configure(self.now, &params);
         self.must_decide = true;
     }
 
@@ -370,7 +370,7 @@ impl<M: CoreScheduler> Core<M> {
                 };
             }
         }
-        self.machine
+        self.scheduler
             .decide(self.now, &self.activity, &mut self.decision);
         self.report.decisions += 1;
         self.report.overhead += self.driver.overhead;

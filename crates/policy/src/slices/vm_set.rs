@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_finds_what_was_put_in_and_in_order() {
+    fn a_set_returns_its_members_in_order() {
         let mut set = VmSet::default();
         assert!(set.is_empty() && set.iter().next().is_none());
         for i in [63, 5, 0] {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which VMs get a turbo vCPU.
 //!
-//! The paper gives one to every VM (section 3.1), because an unused one costs nothing. Here it costs the guest a vCPU, which
-//! its applications must leave. In automatic mode a VM therefore gets one when it does steady I/O and waits for its core, and
-//! loses it when the I/O has ended. That it no longer waits is no reason to take the vCPU away: ending the wait is its purpose.
+//! The paper gives one to every VM (section 3.1), because an unused one costs nothing. Here it costs the guest a vCPU,
+//! which its applications must leave. In automatic mode a VM therefore gets one when it does steady I/O and waits for
+//! its core, and loses it when the I/O has ended. That it no longer waits is no reason to take the vCPU away: ending
+//! the wait is its purpose.
 
 use std::fmt;
 
@@ -54,8 +55,8 @@ pub struct Window {
     pub disk: f64,
     /// Part of the time its vCPUs wanted to run in which they waited, 0.0 ..= 1.0.
     pub wait: f64,
-    /// What its turbo vCPU ran, as a part of what it may while regular vCPUs wait ([`super::TurboConfig::reserve`]); 0.0
-    /// without one.
+    /// What its turbo vCPU ran, as a part of what it may while regular vCPUs wait ([`super::TurboConfig::reserve`]);
+    /// 0.0 without one.
     pub interrupt_load: f64,
 }
 
@@ -75,8 +76,8 @@ pub struct Thresholds {
     /// [`Window::interrupt_load`] from which a VM that waits counts as flooded: interrupts then take the time that its
     /// programs need, and dropping excess packets before they cost anything serves it better.
     pub flood: f64,
-    /// Number of flooded windows in a row until it loses its turbo vCPU, and for how long (ns) it then gets none: twice as
-    /// long at each repetition, up to 64 times.
+    /// Number of flooded windows in a row until it loses its turbo vCPU, and for how long (ns) it then gets none: twice
+    /// as long at each repetition, up to 64 times.
     pub flooded: (u32, Nanos),
 }
 

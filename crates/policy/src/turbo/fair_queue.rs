@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Turns by weight among the VMs of one pool on one core. Both schedulers of [`crate::turbo`] are made of it.
 //!
-//! The VM that is owed most for its weight has the turn for a slice of its own run time. A VM that wakes with positive lag
-//! goes ahead of it for as long as that lag lasts. The ledger of lags keeps shares; quotas per window keep caps.
+//! The VM that is owed most for its weight has the turn for a slice of its own run time. A VM that wakes with positive
+//! lag goes ahead of it for as long as that lag lasts. The ledger of lags keeps shares; quotas per window keep caps.
 
 use super::floor::Floor;
 use super::{ACCOUNTING_INTERVAL, OtherCoreUsage};
@@ -287,8 +287,8 @@ impl FairQueue {
                 continue;
             }
             // A VM over its cap earns the slice that the cap cut short, or its quota. Without the quota the other VMs,
-            // which get what it cannot use, would go before it when it may run again, and it would stay below its cap. A
-            // sleeping VM earns its credit, but only while another VM wants to run.
+            // which get what it cannot use, would go before it when it may run again, and it would stay below its cap.
+            // A sleeping VM earns its credit, but only while another VM wants to run.
             let capped = vm.cap.is_capped();
             let most = match (capped, self.queue_config.save_quota) {
                 (false, _) => credit,
@@ -406,7 +406,8 @@ fn ns(used: Nanos) -> i64 {
     used.min(1 << 40) as i64
 }
 
-/// How close to its end a slice counts as over: 1/32 of it, at least 1 us. The rest is not lost, because lags are exact.
+/// How close to its end a slice counts as over: 1/32 of it, at least 1 us. The rest is not lost, because lags are
+/// exact.
 fn margin(slice: i64) -> i64 {
     (slice / 32).max(US as i64)
 }

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_one_that_waited_longest_is_granted_a_run_and_then_nobody_for_a_while() {
+    fn the_longest_wait_is_granted_a_run_once_per_interval() {
         let mut floor = Floor::new(10, 100);
         let waiting = [(0, 50), (1, 20), (2, 90)];
         assert_eq!(floor.grant(110, waiting.into_iter()), None);

@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Turbo cores: the vCPU that serves a VM's I/O runs on a core of 0.1 ms slots (vTurbo: paper "vTurbo: Accelerating Virtual
-//! Machine I/O Processing Using Designated Turbo-Sliced Core", dissertation chapter 3).
+//! Turbo cores: the vCPU that serves a VM's I/O runs on a core of 0.1 ms slots (vTurbo: paper "vTurbo: Accelerating
+//! Virtual Machine I/O Processing Using Designated Turbo-Sliced Core", dissertation chapter 3).
 //!
 //! # Model
-//! Cores form two pools. **Regular** cores have ordinary slices (30 ms in the paper; 4 ms is the effective slice of stock
-//! EEVDF). **Turbo** cores have slots of 0.1 ms, so that an interrupt waits (n - 1)·0.1 ms at most among n VMs. A VM that
-//! does I/O has one turbo vCPU, placed on one turbo core; all its other vCPUs are regular. No vCPU is in both pools.
+//! Cores form two pools. **Regular** cores have ordinary slices (30 ms in the paper; 4 ms is the effective slice of
+//! stock EEVDF). **Turbo** cores have slots of 0.1 ms, so that an interrupt waits (n - 1)·0.1 ms at most among n VMs. A
+//! VM that does I/O has one turbo vCPU, placed on one turbo core; all its other vCPUs are regular. No vCPU is in both
+//! pools.
 //!
 //! A VM pays on the regular cores for what it runs on a turbo core: FS^R = FS - what it ran there ([`shares`] has the
-//! equations and the paper's Table 1). The schedulers below keep that by the lags of EEVDF, which are the same equations at
-//! every moment instead of once per accounting period: whatever a VM runs in either pool is debited to it and credited, by
-//! weight, to the VMs that compete. The turbo pool is shared by weight among the VMs that want it, whatever they run on
-//! regular cores: the interrupts of a VM do not wait because its processes compute.
+//! equations and the paper's Table 1). The schedulers below keep that by the lags of EEVDF, which are the same
+//! equations at every moment instead of once per accounting period: whatever a VM runs in either pool is debited to it
+//! and credited, by weight, to the VMs that compete. The turbo pool is shared by weight among the VMs that want it,
+//! whatever they run on regular cores: the interrupts of a VM do not wait because its processes compute.
 //!
 //! # Schedulers
 //! Each core has a scheduler of its own, as under [`crate::slices`], and a driver that asks it:
 //! - [`RegularCore`]: the VM with the least service from both pools for its weight has the core for a slice.
-//! - [`TurboCore`]: turbo vCPUs run in slots. In the gaps between them run the regular vCPUs that are placed on this core,
-//!   so that an idle turbo core serves as a regular one. A turbo vCPU that wakes preempts them at once.
+//! - [`TurboCore`]: turbo vCPUs run in slots. In the gaps between them run the regular vCPUs that are placed on this
+//!   core, so that an idle turbo core serves as a regular one. A turbo vCPU that wakes preempts them at once.
 //!
 //! The schedulers of different cores share no state. Their drivers pass them what each VM ran on other cores
 //! ([`PoolScheduler`]), from the counters of the accounting program.
@@ -68,8 +69,8 @@ pub const ACCOUNTING_INTERVAL: Nanos = 30 * MS;
 /// What a VM ran on other cores since the last call of [`PoolScheduler::add_other_cores`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OtherCoreUsage {
-    /// On turbo cores, as far as the VM pays for it on this core, ns: all of it if all its regular vCPUs are placed here,
-    /// otherwise this core's [`portion`]. Ignored for a turbo vCPU.
+    /// On turbo cores, as far as the VM pays for it on this core, ns: all of it if all its regular vCPUs are placed
+    /// here, otherwise this core's [`portion`]. Ignored for a turbo vCPU.
     pub turbo: Nanos,
     /// On all other cores, turbo and regular, ns: counts against its cap.
     pub total: Nanos,
@@ -81,18 +82,18 @@ pub struct OtherCoreUsage {
 
 /// The scheduler of a core that belongs to one of the two pools.
 ///
-/// It reads [`crate::slices::Params`] as follows. `cap_permille` is a cap on both pools together: 1000 is one whole core,
-/// and more is allowed. On a turbo core `class` tells turbo vCPUs ([`crate::slices::Class::Ls`]; `microslice` is the slot)
-/// from regular vCPUs in the gaps ([`crate::slices::Class::Batch`]); a VM must not have both on one core. On a regular core
-/// `class` and `microslice` are ignored.
+/// It reads [`crate::slices::Params`] as follows. `cap_permille` is a cap on both pools together: 1000 is one whole
+/// core, and more is allowed. On a turbo core `class` tells turbo vCPUs ([`crate::slices::Class::Ls`]; `microslice` is
+/// the slot) from regular vCPUs in the gaps ([`crate::slices::Class::Batch`]); a VM must not have both on one core. On
+/// a regular core `class` and `microslice` are ignored.
 pub trait PoolScheduler: CoreScheduler {
-    /// Adds what each VM ran on other cores since the last call, in the order of [`CoreScheduler::configure`]. Takes effect
-    /// with the next [`CoreScheduler::decide`]. Missing entries count as none.
+    /// Adds what each VM ran on other cores since the last call, in the order of [`CoreScheduler::configure`]. Takes
+    /// effect with the next [`CoreScheduler::decide`]. Missing entries count as none.
     fn add_other_cores(&mut self, ran: &[OtherCoreUsage]);
 
-    /// Of a VM, by its index in [`CoreScheduler::configure`]: all that it was ever due on this core, ns (its fair share of
-    /// what was run, including the part of turbo usage that is paid for here), and whether it wants the core while other
-    /// VMs do. (0, false) on turbo cores.
+    /// Of a VM, by its index in [`CoreScheduler::configure`]: all that it was ever due on this core, ns (its fair share
+    /// of what was run, including the part of turbo usage that is paid for here), and whether it wants the core while
+    /// other VMs do. (0, false) on turbo cores.
     fn due(&self, _index: usize) -> (Nanos, bool) {
         (0, false)
     }
@@ -108,9 +109,9 @@ impl<P: PoolScheduler + ?Sized> PoolScheduler for Box<P> {
     }
 }
 
-/// The part of a VM's turbo usage that one regular core charges: `here` of its `all` regular vCPUs are placed on that core.
-/// `counter` is all that the VM ever ran on turbo cores, ns; the core charges the difference of two results. The results of
-/// all cores add up to the whole, less 1 ns per core at most.
+/// The part of a VM's turbo usage that one regular core charges: `here` of its `all` regular vCPUs are placed on that
+/// core. `counter` is all that the VM ever ran on turbo cores, ns; the core charges the difference of two results. The
+/// results of all cores add up to the whole, less 1 ns per core at most.
 pub fn portion(counter: Nanos, here: u32, all: u32) -> Nanos {
     if all == 0 {
         return 0;

@@ -4,8 +4,8 @@
 
 use crate::slices::Nanos;
 
-/// Longest wait of a busy VM among `vms` busy VMs of equal weight on a core with slices of `slice` ns: (vms - 1)·slice, ns.
-/// On a turbo core the VM waits so long to serve an interrupt, on a regular core to read the data.
+/// Longest wait of a busy VM among `vms` busy VMs of equal weight on a core with slices of `slice` ns: (vms - 1)·slice,
+/// ns. On a turbo core the VM waits so long to serve an interrupt, on a regular core to read the data.
 pub fn longest_wait(vms: u32, slice: Nanos) -> Nanos {
     u64::from(vms.saturating_sub(1)).saturating_mul(slice)
 }

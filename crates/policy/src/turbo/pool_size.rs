@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How many turbo cores there are.
 //!
-//! The paper leaves the number to the operator and proposes to let it follow the demand (section 3.1). Here it is 0 while
-//! no VM needs one, and otherwise the number that keeps the load of each low enough for slots to come soon. A turbo core
-//! costs the regular pool little, because regular vCPUs placed on it run in the gaps ([`super::TurboCore`]). Moving vCPUs
-//! back and forth costs more, hence the hysteresis.
+//! The paper leaves the number to the operator and proposes to let it follow the demand (section 3.1). Here it is 0
+//! while no VM needs one, and otherwise the number that keeps the load of each low enough for slots to come soon. A
+//! turbo core costs the regular pool little, because regular vCPUs placed on it run in the gaps ([`super::TurboCore`]).
+//! Moving vCPUs back and forth costs more, hence the hysteresis.
 
 use std::fmt;
 
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_none_until_a_vm_has_use_for_one_and_none_after_that() {
+    fn there_are_turbo_cores_only_while_a_vm_needs_one() {
         let (mut c, mut at) = (PoolSizer::new(Limits::default()), 0);
         assert_eq!(windows(&mut c, &mut at, 50, 0, 0.0).why, Reason::NoUse);
         let v = windows(&mut c, &mut at, 1, 1, 0.0);
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_follows_the_load_slowly_downwards() {
+    fn the_number_follows_the_load_and_falls_slowly() {
         let (mut c, mut at) = (PoolSizer::new(Limits::default()), 0);
         windows(&mut c, &mut at, 200, 6, 0.3);
         assert_eq!(windows(&mut c, &mut at, 4, 6, 1.0).cores, 1);

@@ -15,8 +15,8 @@ pub struct Config {
     pub slice: Nanos,
     /// Maximum lag of a sleeping VM, 100 us ..= 100 ms: for so long it preempts the others when it wakes.
     pub credit: Nanos,
-    /// Run of a VM to which its share leaves nothing, in each [`Config::floor_interval`]; 0 (off, as in the paper) ..= 10
-    /// ms. The VM pays for it later.
+    /// Run of a VM to which its share leaves nothing, in each [`Config::floor_interval`]; 0 (off, as in the paper) ..=
+    /// 10 ms. The VM pays for it later.
     pub floor: Nanos,
     /// Longest wait of such a VM if it is the only one, 10 ms ..= 10 s; an accounting interval may come on top.
     pub floor_interval: Nanos,

@@ -2,11 +2,11 @@
 //! The part of its share that a VM keeps for its regular vCPUs. Without it a flood of interrupts would use up the whole
 //! share, and the VM would never read what the interrupts bring (receive livelock).
 //!
-//! While regular vCPUs of a VM wait, its turbo vCPU may use only a part of what the VM is due on both pools (FS); otherwise
-//! there is no limit. When the part is used up, the turbo vCPU is held. From then on its interrupts are moderated, as
-//! network cards do: each time it runs out of work it is held for [`MODERATION_INTERVAL`]. What arrives meanwhile is served
-//! in one batch, which costs less per packet, or is dropped before it costs anything. Moderation ends when little arrives
-//! in an interval.
+//! While regular vCPUs of a VM wait, its turbo vCPU may use only a part of what the VM is due on both pools (FS);
+//! otherwise there is no limit. When the part is used up, the turbo vCPU is held. From then on its interrupts are
+//! moderated, as network cards do: each time it runs out of work it is held for [`MODERATION_INTERVAL`]. What arrives
+//! meanwhile is served in one batch, which costs less per packet, or is dropped before it costs anything. Moderation
+//! ends when little arrives in an interval.
 
 use super::{ACCOUNTING_INTERVAL, TURBO_SLOT};
 use crate::slices::{Activity, MS, Nanos};
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_up_comes_back_with_what_the_vm_is_due() {
+    fn the_account_recovers_with_what_the_vm_is_due() {
         let mut r = Reserve::new();
         r.add_due(0, true, 500);
         r.charge(MS, ran(16 * MS));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_used_up_its_part_gathers_its_work_until_little_comes() {
+    fn interrupts_are_moderated_until_little_arrives() {
         let mut r = Reserve::new();
         r.add_due(0, true, 500);
         // Before its part is used up it may sleep and wake freely.
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_which_nothing_is_heard_goes_on_after_a_while() {
+    fn a_hold_times_out_without_news_of_the_regular_cores() {
         let mut r = Reserve::new();
         r.add_due(0, true, 0);
         r.charge(0, ran(30 * MS));

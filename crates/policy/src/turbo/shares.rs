@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fair shares over both pools: the equations of vTurbo (paper section 3.1, dissertation section 3.3.1), and the shares that
-//! a work-conserving scheduler converges to under them.
+//! Fair shares over both pools: the equations of vTurbo (paper section 3.1, dissertation section 3.3.1), and the shares
+//! that a work-conserving scheduler converges to under them.
 
 /// What one VM ran in the last accounting period, in any one unit of core time (percent of a core, ns).
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -22,8 +22,8 @@ pub struct Share {
     pub total: f64,
     /// FS^T_i: on the turbo pool, before other VMs leave some of theirs.
     pub turbo: f64,
-    /// FS^R_i = FS_i less what it ran on the turbo pool. Negative if it ran more than FS_i there: it then gets only what
-    /// other VMs leave of the regular pool.
+    /// FS^R_i = FS_i less what it ran on the turbo pool. Negative if it ran more than FS_i there: it then gets only
+    /// what other VMs leave of the regular pool.
     pub regular: f64,
 }
 
@@ -95,10 +95,10 @@ pub struct Granted {
 /// What each VM runs in the long run under the equations of [`fair_shares`], if all VMs share `regular_cores` and
 /// `turbo_cores` (the columns "consumed" of the paper's Table 1).
 ///
-/// The turbo pool is divided first, by weight among the VMs that want it; what one leaves goes to the others. The regular
-/// pool is divided so that the totals by weight are as equal as possible: a VM gets as much less of it as it ran on the
-/// turbo pool. Nothing stays unused that a VM wants and may use. (The schedulers keep the total of a VM at its cap; how it
-/// is divided between the pools depends on which vCPU runs first.)
+/// The turbo pool is divided first, by weight among the VMs that want it; what one leaves goes to the others. The
+/// regular pool is divided so that the totals by weight are as equal as possible: a VM gets as much less of it as it
+/// ran on the turbo pool. Nothing stays unused that a VM wants and may use. (The schedulers keep the total of a VM at
+/// its cap; how it is divided between the pools depends on which vCPU runs first.)
 pub fn allocate(vms: &[Demand], regular_cores: f64, turbo_cores: f64) -> Vec<Granted> {
     let cap = |vm: &Demand| vm.cap.unwrap_or(f64::INFINITY).max(0.0);
     let ranges: Vec<_> = vms
@@ -122,8 +122,8 @@ pub fn allocate(vms: &[Demand], regular_cores: f64, turbo_cores: f64) -> Vec<Gra
         .collect()
 }
 
-/// Raises all values from their least towards their most, given as (weight, least, most), to one level per weight, until
-/// `amount` is spent.
+/// Raises all values from their least towards their most, given as (weight, least, most), to one level per weight,
+/// until `amount` is spent.
 fn fill(ranges: &[(u32, f64, f64)], amount: f64) -> Vec<f64> {
     let at = |level: f64| {
         ranges
@@ -203,10 +203,11 @@ mod tests {
     }
 
     /// The print has FS^T = 0 and 100 here (paper Table 1 and dissertation Table 3.1, second scenario, column 7). The
-    /// equation FS^T_i = C^T·wt_i / sum of wt gives 50 and 50, as in the fourth scenario, where 35 and 35 are printed though
-    /// 15 and 55 are consumed. VM2 gets the whole core because VM1 leaves it. FS^R and the consumed values are as printed.
+    /// equation FS^T_i = C^T·wt_i / sum of wt gives 50 and 50, as in the fourth scenario, where 35 and 35 are printed
+    /// though 15 and 55 are consumed. VM2 gets the whole core because VM1 leaves it. FS^R and the consumed values are
+    /// as printed.
     #[test]
-    fn table_1_scenario_2_all_io_is_one_vms() {
+    fn table_1_scenario_2_one_vm_does_all_io() {
         let allocated = regular_and_turbo([50.0, 50.0], [0.0, 100.0]);
         assert_eq!(allocated, ([100.0, 0.0], [50.0, 50.0]));
         assert_eq!(
@@ -235,8 +236,8 @@ mod tests {
         );
     }
 
-    /// Introduction of the paper: VM1 asks for 100 % of the regular core, VM2 for 50 % of each core; the regular core is
-    /// split 75 to 25. VM2 gets 25 of the 50 it asks for because its turbo half counts.
+    /// Introduction of the paper: VM1 asks for 100 % of the regular core, VM2 for 50 % of each core; the regular core
+    /// is split 75 to 25. VM2 gets 25 of the 50 it asks for because its turbo half counts.
     #[test]
     fn the_introductions_example_splits_the_regular_core_75_to_25() {
         let allocated = regular_and_turbo([50.0, 50.0], [0.0, 50.0]);
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn the_equations_stand_still_where_the_scheduler_has_come_to() {
+    fn the_equations_are_at_rest_at_the_consumed_values() {
         for (regular, turbo) in [
             ([100.0, 100.0], [0.0, 100.0]),
             ([100.0, 100.0], [15.0, 55.0]),

@@ -25,8 +25,8 @@ use crate::slices::{
 /// Settings of a [`TurboCore`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// Maximum lag of a sleeping turbo vCPU, 20 us ..= 1 ms: for so long it goes before the others when it wakes. With one
-    /// slot a VM waits at most for a slot of each other VM.
+    /// Maximum lag of a sleeping turbo vCPU, 20 us ..= 1 ms: for so long it goes before the others when it wakes. With
+    /// one slot a VM waits at most for a slot of each other VM.
     pub credit: Nanos,
     /// Slice of regular vCPUs in the gaps, 100 us ..= 1 s.
     pub slice: Nanos,

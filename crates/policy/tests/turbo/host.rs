@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Simulated cores of both pools ([`viola_policy::slices::simulate::Core`] each) whose drivers tell their machines what was
-//! run on the others. Equal inputs give equal reports.
+//! A simulated host with cores of both pools ([`viola_policy::slices::simulate::Core`] each), whose drivers exchange
+//! what VMs ran on other cores. Equal inputs give equal reports.
 
 use viola_policy::slices::simulate::{Behaviour, Core, Driver, NoProgress, Report, SimVm};
 use viola_policy::slices::{Class, Nanos, Params};
@@ -17,9 +17,9 @@ pub struct HostVm {
     pub weight: u32,
     /// Cap on both pools together, thousandths of one core.
     pub cap_permille: Option<u32>,
-    /// Its regular vCPUs: which regular core (from 0), and what it does there. At most one a core.
+    /// Its regular vCPUs: the regular core (from 0) and the behaviour; at most one per core.
     pub regular: Vec<(usize, Behaviour)>,
-    /// Its turbo vCPU: which turbo core (from 0), and what it does.
+    /// Its turbo vCPU: the turbo core (from 0) and the behaviour.
     pub turbo: Option<(usize, Behaviour)>,
 }
 
@@ -36,11 +36,11 @@ pub struct HostConfig {
     pub turbo: TurboConfig,
     /// Slot of turbo vCPUs, 20 us ..= 10 ms.
     pub slot: Nanos,
-    /// What driving the machines costs.
+    /// Cost and accuracy of driving the schedulers.
     pub driver: Driver,
-    /// How often the machines hear of the other cores, more than 0.
+    /// Interval of the exchange between cores, ns, more than 0.
     pub exchange: Nanos,
-    /// For everything random.
+    /// Seed of all random numbers.
     pub seed: u64,
 }
 
@@ -62,7 +62,7 @@ impl Default for HostConfig {
 struct OneCore {
     core: Core<Box<dyn PoolScheduler>>,
     turbo: bool,
-    /// Index of the VM, and what it had run here at the last exchange; in the machine's order.
+    /// Index of the VM and its run time at the last exchange, in the scheduler's order.
     vms: Vec<(usize, Nanos)>,
 }
 
@@ -72,14 +72,14 @@ pub struct Host {
     vms: Vec<HostVm>,
     exchange: Nanos,
     now: Nanos,
-    /// All that each VM ever ran on turbo cores.
+    /// By VM: all it ever ran on turbo cores.
     on_turbo: Vec<Nanos>,
-    /// All that each VM was ever due on regular cores.
+    /// By VM: all it was ever due on regular cores.
     due: Vec<Nanos>,
 }
 
 impl Host {
-    /// A host with these VMs at time 0. vCPUs on cores that are not there are left out.
+    /// A host with these VMs at time 0. vCPUs on missing cores are left out.
     pub fn new(config: HostConfig, vms: &[HostVm]) -> Self {
         let regular = (0..config.regular_cores).map(|k| (false, k));
         let turbo = (0..config.turbo_cores).map(|k| (true, k));
@@ -101,7 +101,7 @@ impl Host {
     /// Runs until simulated time `end`, ns.
     ///
     /// # Errors
-    /// [`NoProgress`] if a machine never lets time go on.
+    /// [`NoProgress`] if a scheduler does not let time pass.
     pub fn run_until(&mut self, end: Nanos) -> Result<(), NoProgress> {
         while self.now < end {
             self.now = end.min(self.now + self.exchange);
@@ -131,7 +131,7 @@ impl Host {
             }
             here.push(deltas);
             for (k, (i, _)) in one.vms.iter().enumerate() {
-                let (due, waits) = one.core.machine_mut().due(k);
+                let (due, waits) = one.core.scheduler_mut().due(k);
                 dues[*i] = (dues[*i].0 + due, dues[*i].1 || waits);
             }
         }
@@ -148,7 +148,7 @@ impl Host {
                     }
                 })
                 .collect();
-            one.core.machine_mut().add_other_cores(&told);
+            one.core.scheduler_mut().add_other_cores(&told);
         }
         self.due = dues.into_iter().map(|(due, _)| due).collect();
         for (sum, turbo) in self.on_turbo.iter_mut().zip(turbo) {
@@ -156,7 +156,7 @@ impl Host {
         }
     }
 
-    /// Cores (1.0 = one) that a VM used of the regular and of the turbo pool, over all time.
+    /// Cores (1.0 = one) of the regular and of the turbo pool that a VM used on average.
     pub fn used(&self, id: u32) -> (f64, f64) {
         let mut used = (0.0, 0.0);
         for one in &self.cores {
@@ -170,7 +170,7 @@ impl Host {
         used
     }
 
-    /// What happened on each core, the regular ones first.
+    /// The reports of all cores, regular cores first.
     pub fn reports(&self) -> impl Iterator<Item = &Report> {
         self.cores.iter().map(|one| one.core.report())
     }
@@ -199,13 +199,13 @@ fn one_core(config: &HostConfig, vms: &[HostVm], turbo: bool, k: usize, n: u64) 
             });
         }
     }
-    let machine: Box<dyn PoolScheduler> = if turbo {
+    let scheduler: Box<dyn PoolScheduler> = if turbo {
         Box::new(TurboCore::new(config.turbo))
     } else {
         Box::new(RegularCore::new(config.regular))
     };
     OneCore {
-        core: Core::new(machine, &sims, config.driver, config.seed.wrapping_add(n)),
+        core: Core::new(scheduler, &sims, config.driver, config.seed.wrapping_add(n)),
         turbo,
         vms: here,
     }

@@ -11,20 +11,20 @@ use viola_policy::slices::{Class, MS, Nanos, Params, US};
 use viola_policy::turbo::shares::{Demand, Granted, allocate};
 use viola_policy::turbo::{RegularConfig, TURBO_SLOT, TurboConfig, TurboCore};
 
-/// Without the floor, which takes up to 1 ms of each 150 ms from those that are owed it.
+/// Without the floor, which takes up to 1 ms of each 150 ms from the VMs that are owed it.
 const NO_FLOOR: RegularConfig = RegularConfig {
     slice: 30 * MS,
     credit: MS,
     floor: 0,
     floor_interval: 150 * MS,
 };
-/// Slices as stock EEVDF has them.
+/// Slices as under stock EEVDF.
 const SHORT_SLICES: RegularConfig = RegularConfig {
     slice: 4 * MS,
     ..NO_FLOOR
 };
 
-/// Without the reserve, which takes from a VM what it may not use of a turbo core.
+/// Without the reserve.
 const NO_RESERVE: TurboConfig = TurboConfig {
     credit: TURBO_SLOT,
     slice: 4 * MS,
@@ -40,7 +40,7 @@ fn host(regular: RegularConfig) -> HostConfig {
     }
 }
 
-/// What wants `percent` of a core, in pieces of `period`.
+/// Wants `percent` of a core, in each `period`.
 fn wants(percent: u64, period: Nanos) -> Behaviour {
     match percent {
         0 => Behaviour::Idle,
@@ -66,7 +66,7 @@ fn vms(of: &[(u32, Option<u32>, u64, u64)]) -> Vec<HostVm> {
         .collect()
 }
 
-/// What the equations give them.
+/// The shares by the equations.
 fn due(of: &[(u32, Option<u32>, u64, u64)], regular: f64, turbo: f64) -> Vec<Granted> {
     let demands: Vec<_> = of
         .iter()
@@ -98,9 +98,9 @@ fn table_1(config: RegularConfig, demand: [(u64, u64); 2], expected: [(f64, f64)
     }
 }
 
-/// Paper Table 1, columns "demand" and "consumed". (What it prints as allocated is treated in `turbo::shares`.)
+/// Paper Table 1, columns "demand" and "consumed". (`turbo::shares` treats the column "allocated".)
 #[test]
-fn the_machines_consume_what_table_1_says() {
+fn the_schedulers_consume_what_table_1_says() {
     for config in [NO_FLOOR, SHORT_SLICES, RegularConfig::default()] {
         table_1(config, [(100, 0), (100, 0)], [(0.5, 0.0), (0.5, 0.0)]);
         table_1(config, [(100, 0), (100, 100)], [(1.0, 0.0), (0.0, 1.0)]);
@@ -111,7 +111,7 @@ fn the_machines_consume_what_table_1_says() {
 
 /// Paper, introduction. VM2 asks for half of each core and gets 25 % of the regular one.
 #[test]
-fn the_machines_split_the_introductions_example_75_to_25() {
+fn the_schedulers_split_the_introductions_example_75_to_25() {
     for config in [NO_FLOOR, SHORT_SLICES] {
         table_1(config, [(100, 0), (100, 50)], [(0.75, 0.0), (0.25, 0.5)]);
     }
@@ -135,7 +135,7 @@ fn the_floor_lets_a_vm_read_what_its_turbo_vcpu_receives() {
     assert!(floor.used(1).0 > 0.004, "{:?}", floor.used(1));
 }
 
-/// Four VMs that compute, one of which gets more packets than its share pays for.
+/// Four VMs that compute; one of them receives more packets than its share pays for.
 fn livelock(reserve: u32, config: RegularConfig) -> [(f64, f64); 4] {
     let config = HostConfig {
         turbo: TurboConfig {
@@ -155,7 +155,7 @@ fn livelock(reserve: u32, config: RegularConfig) -> [(f64, f64); 4] {
 }
 
 #[test]
-fn interrupts_in_masses_leave_the_regular_vcpus_their_part() {
+fn a_flood_of_interrupts_leaves_the_regular_vcpus_their_part() {
     for config in [SHORT_SLICES, NO_FLOOR, RegularConfig::default()] {
         let none = livelock(0, config)[0];
         assert!(none.0 < 0.01 && none.1 > 0.95, "{none:?}");
@@ -163,7 +163,7 @@ fn interrupts_in_masses_leave_the_regular_vcpus_their_part() {
             let all = livelock(reserve, config);
             let sum: f64 = all.iter().map(|(r, t)| r + t).sum();
             let (regular, turbo) = all[0];
-            // FS^R = FS - td holds all the same.
+            // FS^R = FS - td still holds.
             assert!((regular + turbo - sum / 4.0).abs() < 0.01, "{all:?}");
             assert!(
                 (turbo - part * sum / 4.0).abs() < 0.015,
@@ -174,7 +174,7 @@ fn interrupts_in_masses_leave_the_regular_vcpus_their_part() {
     }
 }
 
-/// Scenarios 1 and 4 of Table 1, and the introduction's example: nobody there uses more than half of what he is due.
+/// Scenarios 1 and 4 of Table 1, and the introduction's example: each turbo vCPU uses at most half of what is due.
 #[test]
 fn a_reserve_changes_nothing_for_those_that_stay_below_it() {
     for (demand, expected) in [
@@ -254,7 +254,7 @@ fn turbo_vcpus_without_work_cost_nothing() {
     let mut vms: Vec<_> = (0..63).map(|id| turbo_vcpu(id, Behaviour::Idle)).collect();
     let none = on_turbo_core(&vms, Driver::default(), 10_000 * MS);
     assert!(none.decisions <= 2, "{} decisions", none.decisions);
-    // Nor when a regular vCPU has the gaps, or one of them all of the core.
+    // Nor when a regular vCPU has the gaps, or one turbo vCPU the whole core.
     for behaviour in [
         gap_vcpu(63, Behaviour::Busy),
         turbo_vcpu(63, Behaviour::Busy),
@@ -268,7 +268,7 @@ fn turbo_vcpus_without_work_cost_nothing() {
 }
 
 #[test]
-fn a_turbo_core_that_is_idle_serves_as_a_regular_one_and_gives_way_at_once() {
+fn an_idle_turbo_core_runs_regular_vcpus_that_yield_at_once() {
     let io = Behaviour::Bursts {
         sleep: (MS, 5 * MS),
         run: (20 * US, 300 * US),
@@ -280,7 +280,7 @@ fn a_turbo_core_that_is_idle_serves_as_a_regular_one_and_gives_way_at_once() {
     ];
     let report = on_turbo_core(&vms, Driver::default(), 10_000 * MS);
     assert_eq!(report.idle, 0);
-    // The floor may be in the way for one slot, in theory.
+    // A run of the floor may delay it by one slot in theory.
     assert_eq!(report.vm(0).unwrap().worst_wait(), 0);
     let (a, b) = (report.share(1), report.share(2));
     assert!((a - b).abs() < 0.01 && a > 0.45, "{a} {b}");
@@ -330,12 +330,12 @@ fn a_flood_keeps_an_interrupt_waiting_for_a_slot_at_most() {
     vms.extend((1..4).map(|id| turbo_vcpu(id, Behaviour::Busy)));
     let report = on_turbo_core(&vms, Driver::default(), 10_000 * MS);
     assert!(report.vm(0).unwrap().worst_wait() <= TURBO_SLOT);
-    // Busy ones wait for a slot of each other and for those that wake.
+    // Busy turbo vCPUs wait for a slot of each other one and for those that wake.
     let worst = report.vm(1).unwrap().worst_wait();
     assert!(worst <= 4 * TURBO_SLOT, "{worst}");
 }
 
-/// What a capped VM cannot use goes to the others; that must not put them before it when it may run again.
+/// The other VMs get what a capped VM cannot use. That must not put them before it when it may run again.
 #[test]
 fn a_vm_reaches_its_cap_beside_others_that_are_owed_more() {
     let of = [

@@ -11,8 +11,8 @@ fn weight() -> impl Strategy<Value = u32> {
     prop::sample::select(vec![128_u32, 256, 256, 512, 1024])
 }
 
-/// Weight, cap, percent wanted of the regular and of the turbo core. What is wanted of the regular one is nothing or
-/// all, of the turbo one nothing, up to 60 % of the share, or all.
+/// Weight, cap, percent wanted of the regular core (0 or 100) and of the turbo core (0, up to 60 % of the share, or
+/// 100).
 fn demands(most: usize) -> impl Strategy<Value = Vec<(u32, Option<u32>, u64, u64)>> {
     let one = (
         weight(),
@@ -27,7 +27,7 @@ fn demands(most: usize) -> impl Strategy<Value = Vec<(u32, Option<u32>, u64, u64
     })
 }
 
-/// One that wants nearly its share loses wake-ups that come while it still works, and then wants less.
+/// A VM that wants nearly its share loses wake-ups that come while it still works, and then wants less.
 fn fit(of: &mut [(u32, Option<u32>, u64, u64)], k: usize) {
     let all: u32 = of.iter().map(|vm| vm.0).sum();
     if of[k].3 < 100 {
@@ -121,7 +121,7 @@ proptest! {
         }
         let got = total(&host);
         let due = due[0].regular + due[0].turbo;
-        // A quota that could not be used is carried over for one window only: see the departures in the module's text.
+        // An unused quota is carried over for one window only (see "Departures from the paper" in `turbo`).
         prop_assert!(got >= due * 0.9 - 0.02, "{got} used, {due} is due: {of:?}");
     }
 
@@ -146,7 +146,7 @@ proptest! {
         for (report, slice) in host.reports().zip([config.regular.slice, TURBO_SLOT]) {
             let sleeps: usize = report.vms.iter().map(|vm| vm.wake_waits.len()).sum();
             let caps = vms.iter().filter(|vm| vm.cap_permille.is_some()).count() as u64 * time / (100 * US);
-            // Besides: what a waking VM may run at once, accountings, floors.
+            // Beyond slots and wake-ups: runs ahead of the turn, accountings, floors.
             let most = 4 * (time / slice + sleeps as u64 + caps + time / (10 * MS)) + 1_000;
             prop_assert!(report.decisions <= most, "{} decisions, {most} expected", report.decisions);
         }
@@ -162,18 +162,18 @@ proptest! {
         let mut reports = host.reports();
         let n = vms.len() as u64;
         let regular = reports.next().unwrap().vm(0).unwrap();
-        // One floor is granted each 150 ms, seen at the next accounting, to the one that waited longest.
+        // The floor grants one run per 150 ms, noticed at the next accounting, to the VM that has waited longest.
         prop_assert!(regular.worst_wait() <= n * (150 + 30) * MS + 10 * MS, "waited {}", regular.worst_wait());
         prop_assert!(regular.ran >= MS * 4, "ran {}", regular.ran);
         let turbo = reports.next().unwrap().vm(0).unwrap();
         let weights: f64 = vms.iter().filter(|vm| vm.turbo.is_some()).map(|vm| f64::from(vm.weight)).sum();
-        // Those that slept may have saved up a slot each, and it may have run two ahead.
+        // Sleeping VMs may have saved up a slot each, and this VM may have run two ahead.
         let most = (n + 3) as f64 * weights / f64::from(vms[0].weight) * TURBO_SLOT as f64;
         prop_assert!(turbo.worst_wait() as f64 <= most, "waited {} of at most {most}", turbo.worst_wait());
     }
 
     #[test]
-    fn a_turbo_vcpu_that_dodges_gets_no_more_than_its_share(
+    fn a_turbo_vcpu_that_evades_its_budget_gets_no_more_than_its_share(
         weights in prop::collection::vec(weight(), 1..4), own in weight(), margin in 1..50 * US, sleep in 1..2 * MS, late in 0..20 * US,
     ) {
         let mut vms: Vec<_> = weights.iter().zip(0..).map(|(&w, id)| {
@@ -187,16 +187,16 @@ proptest! {
         let fair = f64::from(own) / vms.iter().map(|vm| f64::from(vm.params.weight)).sum::<f64>();
         let report = on_turbo_core(&vms, Driver { late, ..Driver::default() }, 5_000 * MS);
         let share = report.share(99);
-        prop_assert!(share <= fair + 0.01, "dodging gave {share:.4}, fair is {fair:.4}");
+        prop_assert!(share <= fair + 0.01, "evading gave {share:.4}, fair is {fair:.4}");
     }
 
     #[test]
-    fn whatever_the_driver_says_a_decision_can_be_carried_out(
+    fn every_input_gives_a_valid_decision(
         params in prop::collection::vec((0_u32..9, any::<bool>(), any::<u32>(), prop::option::of(any::<u32>()), any::<u64>()), 0..70),
         steps in prop::collection::vec((0..u64::MAX / 4096, prop::collection::vec((0..1_u64 << 44, 0..1_u64 << 44, any::<bool>()), 0..70)), 1..40),
         turbo in any::<bool>(), is_held in any::<bool>(),
     ) {
-        let mut machine: Box<dyn PoolScheduler> = if turbo {
+        let mut scheduler: Box<dyn PoolScheduler> = if turbo {
             Box::new(TurboCore::new(TurboConfig { credit: 0, slice: 0, floor: FOREVER, reserve: 1000 }))
         } else {
             Box::new(RegularCore::new(RegularConfig { slice: 0, credit: FOREVER, floor: FOREVER, floor_interval: 0 }))
@@ -213,13 +213,13 @@ proptest! {
         for (k, (passed, seen)) in steps.iter().enumerate() {
             if k % 7 == 0 {
                 let n = params.len() - params.len().min(k);
-                machine.configure(now, &params[..n]);
+                scheduler.configure(now, &params[..n]);
             }
             now += passed;
             let ran: Vec<_> = seen.iter().map(|&(a, b, _)| OtherCoreUsage { turbo: a, total: b, due: a, waits: is_held && b % 3 == 0 }).collect();
-            machine.add_other_cores(&ran);
+            scheduler.add_other_cores(&ran);
             let seen: Vec<_> = seen.iter().map(|&(used, _, runnable)| Activity { used, runnable, ..Activity::default() }).collect();
-            machine.decide(now, &seen, &mut out);
+            scheduler.decide(now, &seen, &mut out);
             prop_assert!(out.until > now);
             prop_assert!(std::iter::zip(&out.ranks, &out.budgets).all(|(&r, &b)| b > 0 || r == Rank::Capped));
             let n = params.len() - params.len().min(k / 7 * 7);

@@ -446,13 +446,13 @@ proptest! {
             let mut core = Core::new(Both::new(library, kind, 4 * MS, reserve), &vms, driver, seed);
             for at in 1..=200 {
                 core.run_until(at * MS).unwrap();
-                core.machine_mut().hear(|row| {
+                core.scheduler_mut().hear(|row| {
                     let (part, waits) = heard[(row + at as usize) % heard.len()];
                     let turbo = u64::from(part) * US / 3;
                     OtherCoreUsage { turbo, total: 2 * turbo, due: turbo * 2, waits }
                 });
             }
-            assert!(core.machine().decisions > 0);
+            assert!(core.scheduler().decisions > 0);
         });
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs one shifting load with several ways to assign VFs: fixed, round robin, by the policy, and by an oracle. The load
-//! resembles that of Raccoon's section 4.5: some VMs receive much, others little, and from time to time they swap roles.
+//! Runs one shifting load with several ways to assign VFs: fixed, round robin, by the policy, and by an oracle. The
+//! load resembles that of Raccoon's section 4.5: some VMs receive much, others little, and from time to time they swap
+//! roles.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,7 +11,7 @@ use super::{LaneControl, LaneSetup, VfAssignment};
 use crate::net::{NicCosts, Packet};
 use crate::random::Random;
 use crate::setup::{HostSetup, Policy, VmSetup};
-use crate::work::{Durations, Udp};
+use crate::work::{Durations, Udp, figure};
 use crate::world::{Workload, World};
 
 /// A load.
@@ -120,10 +121,7 @@ impl Load {
             bytes: seen.read * u64::from(BYTES),
             p50_ms: seen.times.quantile_ms(0.5),
             p99_ms: seen.times.quantile_ms(0.99),
-            switches: switches
-                .iter()
-                .find(|(name, _)| name == "switches")
-                .map_or(0, |(_, n)| *n as u64),
+            switches: figure(&switches, "switches") as u64,
         }
     }
 }
@@ -224,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_is_the_same_load_with_so_many_that_receive_much() {
+    fn equal_seeds_give_the_same_load_with_the_heavy_vms() {
         let rates = LOAD.rates(7);
         assert_eq!(rates, LOAD.rates(7));
         assert_ne!(rates, LOAD.rates(8));
@@ -235,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn who_knows_what_comes_serves_most_and_the_policy_is_next() {
+    fn the_oracle_serves_most_and_the_policy_is_second() {
         let run = |assignment| LOAD.run(assignment, setup(), 3);
         let fixed = run(VfAssignment::Fixed);
         let turns = run(VfAssignment::RoundRobin(1_000 * MS));
@@ -250,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn it_comes_out_the_same_each_time() {
+    fn equal_seeds_give_the_same_outcome() {
         let run = || LOAD.run(VfAssignment::Policy, setup(), 11);
         assert_eq!(run(), run());
     }

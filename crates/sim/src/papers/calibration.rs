@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_constant_of_every_bed_says_where_it_is_from() {
+    fn every_constant_of_every_testbed_has_a_source() {
         for bed in Testbed::all() {
             assert!(bed.constants.len() > 5, "{}", bed.name);
             for (name, constant) in &bed.constants {

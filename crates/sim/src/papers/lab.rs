@@ -4,7 +4,7 @@
 use viola_policy::slices::{Class, DEFAULT_WEIGHT, MS, Nanos};
 
 use super::vslicer::figures_of_first;
-use super::{Claim, LAB, Papers, Testbed, figure};
+use super::{LAB, Papers, Testbed, figure};
 use crate::cpu::CpuLoad;
 use crate::sched::EevdfConfig;
 use crate::setup::{HostSetup, Policy, VmSetup};
@@ -23,7 +23,7 @@ pub(super) fn run(all: &mut Papers) {
 pub(super) fn stock_linux(bed: &Testbed) -> Policy {
     Policy::Linux(EevdfConfig {
         packets_wake: true,
-        own_tick: bed.ms("guest_tick_ms"),
+        guest_tick: bed.ms("guest_tick_ms"),
         ..EevdfConfig::default()
     })
 }
@@ -64,13 +64,15 @@ fn slices(all: &mut Papers, bed: &Testbed) {
         (with(Variation::Cap), "viola", viola, 0.063, 0.191),
         (with(Variation::TwoLs), "viola", viola, 0.076, 4.086),
     ];
-    let stock = "guests are several threads in a control group each, on a host with a second core for its own work; in the model a \
-                 guest is one task, to which its own timer and its packets are wake-ups";
-    let exact = "the model's controller is never late: what is left is costs";
-    let capped = "a little variation than one ping in a hundred finds the VM out of its cap in the model, a little less than one in the lab";
-    let slow = "which piece of work is slow is one constant here, and the lab's own 99th percentiles of busy guests differ from \
-                0.14 to 0.19 ms";
-    let slots_why = "slots that end late, as they do in the lab, lengthen every turn";
+    let stock = "In the lab a guest is several threads in a control group, and the host has a second core \
+                 for its own work. In the model a guest is one task, which its own timer and its packets \
+                 wake.";
+    let exact = "The model's controller is never late, so only costs remain.";
+    let capped = "In the model a little more than one ping in a hundred finds the VM over its cap, in the \
+                 lab a little less than one.";
+    let slow = "How often work is slow is one constant here; the lab's 99th percentiles of busy guests \
+                 range from 0.14 to 0.19 ms.";
+    let slots_why = "In the lab slots end late, which lengthens every turn.";
     for (cell, side, policy, median, p99) in cells {
         let GuestMix {
             vms,
@@ -107,14 +109,14 @@ fn slices(all: &mut Papers, bed: &Testbed) {
         ));
         let pause = (bed.ms("pause_low_ms"), bed.ms("pause_high_ms"));
         let mut ping = Ping::new(0, pause, 0, bed.costs());
-        ping.waits = false;
+        ping.waits_for_answer = false;
         let of = figures_of_first(&setup, vec![Box::new(ping)], 300 * SECOND);
         let state = if busy { "busy" } else { "idle" };
         for (what, name, measured) in [("median", "p50", median), ("99th percentile", "p99", p99)] {
             let with = variation.text();
             let what = format!("ping, LSVM {state} of {vms}{with}, {side}, {what}");
             let ours = figure(&of, &format!("round trip {name} ms"));
-            all.row(LAB, "slices", what, "ms", Claim::Value(measured), ours)
+            all.value(LAB, "slices", what, "ms", measured, ours)
                 .explain(match policy {
                     Policy::Linux(_) => stock,
                     Policy::Interleaved { .. } if variation == Variation::Cap => capped,
@@ -191,8 +193,10 @@ fn files(all: &mut Papers, bed: &Testbed) {
             let of = figures_of_first(&setup, vec![Box::new(files)], 20 * SECOND);
             let ours = figure(&of, "served MB/s") * 1e6 / MIB;
             let what = format!("{server}, guest itself, {state}");
-            all.row(LAB, "vpipe", what, "MiB/s", Claim::Value(measured), ours)
-                .explain("the guest's CPU time is an input; what it waits for besides is not in the model");
+            all.value(LAB, "vpipe", what, "MiB/s", measured, ours)
+                .explain(
+                    "The guest's CPU time is an input. The model has none of its other waits.",
+                );
         }
     }
 }

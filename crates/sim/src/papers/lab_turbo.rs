@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Predictions of what the lab measured of turbo cores (bench/results/turbo.json): four guests on a core, one of which does
-//! I/O.
+//! Predictions of what the lab measured of turbo cores (bench/results/turbo.json): four guests on a core, one of which
+//! does I/O.
 
 use viola_policy::slices::{MS, Nanos};
 use viola_policy::turbo::{TURBO_SLOT, TurboConfig};
 
 use super::lab::{SECOND, stock_linux};
 use super::vslicer::run_workloads;
-use super::{Claim, LAB, Papers, Testbed, figure};
+use super::{LAB, Papers, Testbed, figure};
 use crate::cpu::CpuLoad;
 use crate::net::wire_time;
 use crate::setup::{HostSetup, Policy, VmSetup};
 use crate::work::{Ping, Tcp, TcpConfig, Udp};
 
-/// A scheduler with the medians of five rounds: ping (median and 99th percentile, ms), datagrams received at 5,000, 20,000
-/// and 50,000 per second (percent), TCP over 1 Gbit/s (MB/s), the others' work (units per second).
+/// A scheduler with the medians of five rounds: ping (median and 99th percentile, ms), datagrams received at 5,000,
+/// 20,000 and 50,000 per second (percent), TCP over 1 Gbit/s (MB/s), the others' work (units per second).
 struct Side {
     name: &'static str,
     policy: Policy,
@@ -68,8 +68,8 @@ pub(super) fn run(all: &mut Papers, bed: &Testbed) {
     // The model has no such units: each scheduler is compared with stock.
     for (side, (ours, measured)) in sides[1..].iter().zip(&work[1..]) {
         let what = format!("others' work against stock, {}", side.name);
-        let claim = Claim::Value(measured / work[0].1);
-        all.row(LAB, "turbo", what, "x", claim, ours / work[0].0);
+        let measured = measured / work[0].1;
+        all.value(LAB, "turbo", what, "x", measured, ours / work[0].0);
     }
 }
 
@@ -96,28 +96,31 @@ fn one(all: &mut Papers, bed: &Testbed, side: &Side) {
     let turbo = matches!(side.policy, Policy::Turbo { .. });
     let setup = host(bed, side.policy);
     let mut asked = setup.clone();
-    // The time UML takes to stop a computing vCPU. Turbo vCPUs do not compute; in a flood UML stops it for the interrupts.
+    // The time UML takes to stop a computing vCPU. Turbo vCPUs do not compute; in a flood UML stops it for the
+    // interrupts.
     if !turbo {
         asked.nic.interrupt += bed.get("exit_ns") as Nanos;
     }
     let pause = (bed.ms("turbo_pause_low_ms"), bed.ms("turbo_pause_high_ms"));
     let mut ping = Ping::new(0, pause, 0, bed.costs());
-    ping.waits = false;
+    ping.waits_for_answer = false;
     let sim = run_workloads(&asked, vec![Box::new(ping)], 300 * SECOND);
     let of = sim.workloads[0].figures(&sim.world);
     for (name, measured) in ["p50", "p99"].into_iter().zip(side.ping) {
         let what = format!("ping {name}, {}", side.name);
         let ours = figure(&of, &format!("round trip {name} ms"));
-        all.row(LAB, "turbo", what, "ms", Claim::Value(measured), ours)
+        all.value(LAB, "turbo", what, "ms", measured, ours)
             .explain(match side.policy {
                 Policy::Turbo { .. } => {
-                    "with the first vCPUs placed by hand (turbo.json, pinned) it is 0.13 and 0.69 ms: what the path costs where the load \
-                     runs on the turbo core too, which in the model nothing else does"
+                    "With the first vCPUs pinned by hand (turbo.json, pinned) it is 0.13 and 0.69 ms. In the \
+                 lab the load runs on the turbo core too; in the model nothing else runs there."
                 }
                 Policy::Credit { .. } => {
-                    "slots that end late, as they do in the lab, lengthen every turn, and the more threads of a VM are moved at each"
+                    "In the lab slots end late, which lengthens every turn, the more so the more threads of a \
+                 VM move at each."
                 }
-                _ => "guests are two vCPUs and more threads in a control group each; in the model a guest is one task",
+                _ => "In the lab a guest is two vCPUs and more threads in a control group; in the model it is \
+                 one task.",
             });
     }
     for (rate, measured) in RATES.into_iter().zip(side.udp) {
@@ -135,13 +138,13 @@ fn one(all: &mut Papers, bed: &Testbed, side: &Side) {
         let of = sim.workloads[0].figures(&sim.world);
         let ours = 100.0 * figure(&of, "read") / figure(&of, "sent");
         let what = format!("UDP received at {rate}/s, {}", side.name);
-        all.row(LAB, "turbo", what, "%", Claim::Value(measured), ours)
+        all.value(LAB, "turbo", what, "%", measured, ours)
             .explain(if rate < 10_000.0 {
-                "larger buffers do not paths there (turbo.json: 43 %): in the lab each datagram wakes the guest by itself, in the model \
-                 what waited comes together"
+                "Larger buffers do not help there (turbo.json: 43 %). In the lab each datagram wakes the \
+                 guest; in the model waiting datagrams are handled together."
             } else {
-                "in the model a guest's softirqs go before its process, which gets nothing of a flood; in the lab they are two vCPUs, whose threads \
-                 share what the guest gets"
+                "In the model a guest's softirqs run before its process, which gets nothing of a flood. \
+                 In the lab they run on two vCPUs, whose threads share the guest's time."
             });
     }
     let mut setup = setup;
@@ -162,13 +165,14 @@ fn one(all: &mut Papers, bed: &Testbed, side: &Side) {
     let sim = run_workloads(&setup, vec![Box::new(tcp)], 20 * SECOND);
     let ours = figure(&sim.workloads[0].figures(&sim.world), "throughput Mbit/s") / 8.0;
     let what = format!("TCP over 1 Gbit/s, {}", side.name);
-    all.row(LAB, "turbo", what, "MB/s", Claim::Value(side.tcp), ours)
+    all.value(LAB, "turbo", what, "MB/s", side.tcp, ours)
         .explain(if turbo {
-            "the guest of the lab drops 66 packets a MB before they cost it anything, and its sender goes on; in the model each segment \
-             costs what a datagram does, and there is no time for more"
+            "The guest of the lab drops 66 packets per MB before they cost it anything, and its \
+                 sender continues. In the model each segment costs as much as a datagram, which leaves no \
+                 time for more."
         } else {
-            "64 KiB are under way in both; in the lab they wait for two vCPUs of the guest after each other, of which the \
-             model has one"
+            "64 KiB are in flight in both. In the lab they wait for two vCPUs of the guest in turn, \
+                 in the model for one."
         });
 }
 

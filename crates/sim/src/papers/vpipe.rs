@@ -4,7 +4,7 @@
 use viola_policy::slices::{MS, Nanos};
 
 use super::vslicer::figures_of_first;
-use super::{Claim, Papers, Plot, Testbed, figure, vturbo};
+use super::{Papers, Plot, Testbed, figure, vturbo};
 use crate::work::Files;
 
 const P: &str = "003";
@@ -27,15 +27,15 @@ pub(super) fn run(all: &mut Papers) {
     let sizes = [1e5, 1e6, 1e7, 1e8_f64];
     let gains = sizes.map(|bytes| gain(3, bytes as u64));
     let most = gains.iter().copied().fold(0.0, f64::max);
-    all.row(
+    all.value(
         P,
         "fig 3",
         "lighttpd beside two VMs, most gain",
         "x",
-        Claim::Value(3.4),
+        3.4,
         most,
     )
-    .explain("the text names neither the disk nor how busy the neighbours are");
+    .explain("The text names neither the disk nor the load of the other VMs.");
     let shape = "read and write cost the guest most, sendfile less, the pipe least, and the pipe costs the host least too";
     let costs = bed.costs();
     let (copy, send) = (costs.copy * 1448.0, costs.send as f64);
@@ -43,24 +43,10 @@ pub(super) fn run(all: &mut Papers) {
     let device = bed.get("host_packet_ns");
     let host = [2.0 * device, 2.0 * device, device];
     let ordered = guest[0] > guest[1] && guest[1] > guest[2] && host[2] < host[1];
-    all.row(
-        P,
-        "fig 4",
-        "CPU",
-        "",
-        Claim::Shape(shape),
-        f64::from(u8::from(ordered)),
-    );
+    all.statement(P, "fig 4", "CPU", shape, ordered);
     let grows = gains.windows(2).all(|w| w[1] > w[0]);
     let shape = "the larger the file, the more is gained";
-    all.row(
-        P,
-        "fig 3",
-        "small files gain less",
-        "",
-        Claim::Shape(shape),
-        f64::from(u8::from(grows)),
-    );
+    all.statement(P, "fig 3", "small files gain less", shape, grows);
     let curve = sizes.iter().map(|b| b.log10()).zip(gains).collect();
     all.plots.push(Plot {
         title: "003 fig 3: lighttpd beside two VMs, gain of a pipe at the host",

@@ -23,45 +23,45 @@ pub(super) fn run(all: &mut Papers) {
     let vanilla = |ghz, slower: f64| slower * time(guest, ghz);
     let gain = |ghz, slower| 100.0 * (vanilla(ghz, slower) / time(vread * slower, ghz) - 1.0);
     let fig = "fig 11";
-    all.row(
+    all.value(
         P,
         fig,
         "read, 2 VMs, 3.2 GHz, gain",
         "%",
-        Claim::Value(20.0),
+        20.0,
         gain(3.2, 1.0),
     );
-    all.row(
+    all.value(
         P,
         fig,
         "read, 2 VMs, 1.6 GHz, gain",
         "%",
-        Claim::Value(41.0),
+        41.0,
         gain(1.6, 1.0),
     );
     let drop = 100.0 * (1.0 - vanilla(1.6, 1.0) / vanilla(1.6, slower));
-    let why =
-        "how much of a read waits for threads is taken from netperf's transactions (figure 3)";
-    all.row(
+    let why = "The part of a read that waits for threads is taken from netperf's transactions (figure \
+                 3).";
+    all.value(
         P,
         fig,
         "read, vanilla, 4 VMs against 2, lower by up to",
         "%",
-        Claim::Value(22.0),
+        22.0,
         drop,
     )
     .explain(why);
-    all.row(
+    all.value(
         P,
         fig,
         "read, 4 VMs, most gain",
         "%",
-        Claim::Value(65.0),
+        65.0,
         gain(1.6, slower),
     )
     .explain(why);
-    // Without the disk only the steps through guests and host remain. The DataNode sends a block ahead of its reader, and
-    // both sides run on cores of their own, so the slower side counts. HDFS waits for busy neighbours.
+    // Without the disk only the steps through guests and host remain. The DataNode sends a block ahead of its reader,
+    // and both sides run on cores of their own, so the slower side counts. HDFS waits for busy neighbours.
     let steps =
         |of: &str| bed.get(&format!("client_steps{of}")) + bed.get(&format!("datanode_steps{of}"));
     let side = |of: &str| {
@@ -69,43 +69,50 @@ pub(super) fn run(all: &mut Papers) {
         client.max(datanode)
     };
     let again = |slower: f64| side("") * slower / side("_vread");
-    all.row(P, fig, "re-read, most gain", "%", Claim::Value(150.0), 100.0 * (again(slower) - 1.0)).explain(
-        "here the sides take their steps at the same time, which gives figure 9's delays; one after the other they would give the \
-         150 %, and 50 and 60 % there. Why a program of Map/Reduce gains more than one that only reads is not stated",
+    all.value(
+        P,
+        fig,
+        "re-read, most gain",
+        "%",
+        150.0,
+        100.0 * (again(slower) - 1.0),
+    )
+    .explain(
+        "Here both sides take their steps in parallel, which gives figure 9's delays; in sequence \
+                 they would give the 150 %, and 50 and 60 % there. The paper does not state why a \
+                 Map/Reduce program gains more than one that only reads.",
     );
     let delay = |slower: f64| 100.0 * (1.0 - 1.0 / again(slower));
-    let why = "the steps are taken to cost the same each; what a request costs the paper's Java program besides is not stated";
+    let why = "Each step is assumed to cost the same. The paper does not state the other costs of a \
+                 request in its Java program.";
     for (what, paper, slower) in [
         ("delay, 2 VMs, lower by up to", 40.0, 1.0),
         ("delay, 4 VMs, lower by up to", 50.0, slower),
     ] {
-        all.row(P, "fig 9", what, "%", Claim::Value(paper), delay(slower))
+        all.value(P, "fig 9", what, "%", paper, delay(slower))
             .explain(why);
     }
     let saved = |of: &str, by: &str| {
         100.0 * (1.0 - bed.get(&format!("{of}_steps_{by}")) / bed.get(&format!("{of}_steps")))
     };
-    all.row(
+    all.value(
         P,
         "fig 6",
         "client's CPU, lower by",
         "%",
-        Claim::Value(40.0),
+        40.0,
         saved("client", "vread"),
     );
-    all.row(
+    all.value(
         P,
         "fig 6",
         "DataNode's CPU, lower by",
         "%",
-        Claim::Value(65.0),
+        65.0,
         saved("datanode", "vread"),
     );
-    let mut shape = |place, what: &str, says, holds: bool| {
-        let ours = f64::from(u8::from(holds));
-        all.row(P, place, what, "", Claim::Shape(says), ours);
-    };
-    shape(
+    all.statement(
+        P,
         "fig 2",
         "delay of HDFS against local files",
         "higher through HDFS, with the disk and without it",
@@ -113,43 +120,42 @@ pub(super) fn run(all: &mut Papers) {
     );
     let what = "transactions with busy neighbours (an input here)";
     all.row(P, "fig 3", what, "", Claim::Missing, f64::NAN)
-        .explain("the model takes from it how much slower a hop gets");
+        .explain("It is an input: how much slower a hop gets.");
     let remote = |of: &str, by: &str| {
         100.0
             * (1.0
                 - bed.get(&format!("remote_{of}_steps_{by}"))
                     / bed.get(&format!("remote_{of}_steps")))
     };
-    all.row(
+    all.value(
         P,
         "fig 7",
         "client's CPU, remote read with RDMA, lower by",
         "%",
-        Claim::Value(45.0),
+        45.0,
         remote("client", "rdma"),
     );
     let all_of = |by: &str| {
         bed.get(&format!("remote_client_steps{by}"))
             + bed.get(&format!("remote_datanode_steps{by}"))
     };
-    let mut shape = |place, what: &str, says, holds: bool| {
-        let ours = f64::from(u8::from(holds));
-        all.row(P, place, what, "", Claim::Shape(says), ours);
-    };
-    shape(
+    all.statement(
+        P,
         "fig 8",
         "CPU, remote read with TCP",
         "less than without vRead, and more than with RDMA",
         all_of("_tcp") < all_of("") && all_of("_tcp") > all_of("_rdma"),
     );
-    shape(
+    all.statement(
+        P,
         "fig 12",
         "CPU time of TestDFSIO",
         "less with vRead",
         steps("_vread") < steps(""),
     );
     let block = 64.0 * 1024.0 / bed.get("write_kb_per_ms");
-    shape(
+    all.statement(
+        P,
         "fig 13",
         "writing",
         "telling the host of new blocks costs next to nothing",
@@ -157,13 +163,15 @@ pub(super) fn run(all: &mut Papers) {
     );
     // The other work of these programs is not stated; it can only lower the gain.
     let most = gain(2.0, slower);
-    shape(
+    all.statement(
+        P,
         "table 2",
         "HBase",
         "27.3, 23.6 and 17.3 %: less than reading itself gains at 2.0 GHz with 4 VMs",
         [27.3, 23.6, 17.3].iter().all(|&g| g < most),
     );
-    shape(
+    all.statement(
+        P,
         "table 3",
         "Hive and Sqoop",
         "21.3 and 11.3 % of the time: less than reading itself saves there",

@@ -67,7 +67,7 @@ fn rtt(bed: &Testbed, vms: usize, ls: usize) -> f64 {
     let setup = calm(bed, vms, ls);
     // Requests at random times, one per second on average.
     let mut ping = Ping::new(0, (0, 2 * SECOND), 50_000, bed.costs());
-    ping.waits = false;
+    ping.waits_for_answer = false;
     let of = figures_of_first(&setup, vec![Box::new(ping)], 3_000 * SECOND);
     figure(&of, "round trip mean ms")
 }
@@ -93,7 +93,7 @@ fn pings(all: &mut Papers, bed: &Testbed) {
         // The longest of 100 pings, as in the paper; the mean of many such runs.
         let runs = (1..=40).map(|seed| {
             let mut ping = Ping::new(0, (0, 2 * SECOND), 50_000, bed.costs());
-            ping.waits = false;
+            ping.waits_for_answer = false;
             let mut sim = setup.simulation(vec![Box::new(ping)], seed);
             sim.run(100 * SECOND);
             figure(&sim.workloads[0].figures(&sim.world), "round trip max ms")
@@ -104,74 +104,56 @@ fn pings(all: &mut Papers, bed: &Testbed) {
     let two = [3, 4, 5].map(|vms| rtt(bed, vms, 2));
     let mean = |of: [f64; 3]| of.iter().sum::<f64>() / 3.0;
     let fig = "fig 2.9";
-    all.row(
-        P,
-        fig,
-        "ping, 4 VMs, credit, mean",
-        "ms",
-        Claim::Value(35.0),
-        credit[2],
-    );
-    all.row(
-        P,
-        fig,
-        "ping, 4 VMs, 1 LSVM, mean",
-        "ms",
-        Claim::Value(10.0),
-        one[1],
-    )
+    all.value(P, fig, "ping, 4 VMs, credit, mean", "ms", 35.0, credit[2]);
+    all.value(P, fig, "ping, 4 VMs, 1 LSVM, mean", "ms", 10.0, one[1])
     .explain(
-        "three of four moments fall into a gap of 30 ms: 11.25 ms by the equations, before any cost; the paper rounds",
+        "Three of four requests arrive in a gap of 30 ms: the equations give 11.25 ms before any \
+                 cost. The paper rounds.",
     );
     let less = 100.0 * (1.0 - one[1] / credit[2]);
-    all.row(
-        P,
-        fig,
-        "ping, 4 VMs, 1 LSVM, shorter by",
-        "%",
-        Claim::Value(71.0),
-        less,
-    );
+    all.value(P, fig, "ping, 4 VMs, 1 LSVM, shorter by", "%", 71.0, less);
     let less = 100.0 * (1.0 - one[2] / credit[3]);
-    all.row(
-        P,
-        fig,
-        "ping, 5 VMs, 1 LSVM, shorter by",
-        "%",
-        Claim::Value(80.0),
-        less,
-    );
-    all.row(
+    all.value(P, fig, "ping, 5 VMs, 1 LSVM, shorter by", "%", 80.0, less);
+    all.value(
         P,
         fig,
         "ping, mean of 3 to 5 VMs, 1 LSVM",
         "ms",
-        Claim::Value(12.0),
+        12.0,
         mean(one),
     );
-    all.row(P, fig, "ping, mean of 3 to 5 VMs, 2 LSVMs", "ms", Claim::Value(14.0), mean(two)).explain(
-        "with T_m = 5 ms eq 2.12 and the worst wait of 35 ms give 7.5, 10.6 and 12.5 ms for 3, 4 and 5 VMs; 14 ms takes \
-         a longer microslice, which the text does not name for this figure",
+    all.value(
+        P,
+        fig,
+        "ping, mean of 3 to 5 VMs, 2 LSVMs",
+        "ms",
+        14.0,
+        mean(two),
+    )
+    .explain(
+        "With T_m = 5 ms eq 2.12 and the worst wait of 35 ms give 7.5, 10.6 and 12.5 ms for 3, 4 \
+                 and 5 VMs. 14 ms need a longer microslice, which the text does not state for this \
+                 figure.",
     );
     for (vms, got) in [2.0, 3.0, 4.0, 5.0].into_iter().zip(busy) {
-        let worst = Claim::Value((vms - 1.0) * 30.0);
+        let worst = (vms - 1.0) * 30.0;
         let what = format!("ping, {vms} VMs, credit, longest of 100");
-        all.row(P, "fig 2.2", what, "ms", worst, got).explain(
-            "Xen takes a VM with more than 30 ms of credit for idle and its credit from it; with five VMs one of these is then \
-             OVER when its turn comes, now and then, and another one has its slice before it",
+        all.value(P, "fig 2.2", what, "ms", worst, got).explain(
+            "Xen treats a VM with more than 30 ms of credit as idle and takes its credit. With five \
+                 VMs such a VM is sometimes OVER when its turn comes, and another VM runs a slice before \
+                 it.",
         );
     }
     let grows = (credit[3] - credit[2]) / (credit[2] - credit[1]);
-    let linear = f64::from(u8::from((0.7..1.3).contains(&grows)));
+    let linear = (0.7..1.3).contains(&grows);
     let shape = "the credit scheduler's mean grows about linearly with the VMs, and vSlicer's by less than a third of that";
-    let flat = f64::from(u8::from(one[2] - one[0] < (credit[3] - credit[1]) / 3.0));
-    all.row(
+    let flat = one[2] - one[0] < (credit[3] - credit[1]) / 3.0;
+    all.statement(
         P,
         fig,
         "ping, growth from 3 to 5 VMs",
-        "",
-        Claim::Shape(shape),
-        linear * flat,
+        shape,
+        linear && flat,
     );
     let curve = |name: &str, of: &[f64]| {
         let points = (6 - of.len()..).map(|n| n as f64).zip(of.iter().copied());
@@ -205,7 +187,7 @@ fn equations(all: &mut Papers) {
     };
     let ms = |t: Option<Nanos>| t.map_or(f64::NAN, |t| t as f64 / 1e6);
     let mut row = |what: &str, unit, paper, ours| {
-        all.row(P, place, what, unit, Claim::Value(paper), ours);
+        all.value(P, place, what, unit, paper, ours);
     };
     row(
         "credit, 4 VMs, longest wait",
@@ -268,8 +250,7 @@ fn jitter(all: &mut Papers, bed: &Testbed) {
         }
     }
     let shape = "vSlicer's UDP jitter is lower for every datagram size and number of VMs";
-    let ours = f64::from(u8::from(lower));
-    all.row(P, "fig 2.10", "UDP jitter", "", Claim::Shape(shape), ours);
+    all.statement(P, "fig 2.10", "UDP jitter", shape, lower);
     all.plots.push(Plot {
         title: "000 fig 2.10: UDP jitter, 4 VMs",
         axes: ("bytes of a datagram", "ms"),
@@ -306,9 +287,10 @@ fn tcp(all: &mut Papers, bed: &Testbed) {
         Claim::Within(0.85, 1.15),
         gain(&lan),
     );
-    all.row(P, "fig 2.11b", "TCP with 30 ms of delay, most vSlicer gains", "x", Claim::Value(3.0), gain(&wan))
-.explain("with both sides bound by what one turn's acknowledgements let come for the next, the model gains 2, 3 and 4 times \
-                  with 3, 4 and 5 VMs, as the credit scheduler's turns get rarer and vSlicer's do not; the paper's most is 3");
+    all.value(P, "fig 2.11b", "TCP with 30 ms of delay, most vSlicer gains", "x", 3.0, gain(&wan))
+.explain("Both sides are bound by what the acknowledgements of one turn release for the next. The \
+                 model gains 2, 3 and 4 times with 3, 4 and 5 VMs, because the credit scheduler's turns \
+                 get rarer and vSlicer's do not; the paper's maximum is 3.");
     let curve = |of: &[[f64; 2]], side: usize| {
         (3..)
             .map(f64::from)
@@ -339,15 +321,7 @@ fn shares(all: &mut Papers, bed: &Testbed) {
         }
     }
     let shape = "LSVMs and NLSVMs have equal shares, within 2 % of them";
-    let ours = f64::from(u8::from(worst < 0.02));
-    all.row(
-        P,
-        "fig 2.12",
-        "shares of 3 to 5 VMs",
-        "",
-        Claim::Shape(shape),
-        ours,
-    );
+    all.statement(P, "fig 2.12", "shares of 3 to 5 VMs", shape, worst < 0.02);
 }
 
 /// STREAM as the part of the time that is not spent on cold caches.
@@ -374,24 +348,10 @@ fn stream(all: &mut Papers, bed: &Testbed) {
     let (batch, ls) = (of(3), of(0));
     let shape = "in an NLSVM it stays within 3 % of the credit scheduler's for all microslices";
     let flat = batch.iter().all(|b| (b - 1.0).abs() < 0.03);
-    all.row(
-        P,
-        "fig 2.13",
-        "STREAM in an NLSVM",
-        "",
-        Claim::Shape(shape),
-        f64::from(u8::from(flat)),
-    );
+    all.statement(P, "fig 2.13", "STREAM in an NLSVM", shape, flat);
     let shape = "in an LSVM it falls with every shorter microslice";
     let falls = ls.windows(2).all(|w| w[1] < w[0]) && ls[0] < 1.0;
-    all.row(
-        P,
-        "fig 2.13",
-        "STREAM in an LSVM",
-        "",
-        Claim::Shape(shape),
-        f64::from(u8::from(falls)),
-    );
+    all.statement(P, "fig 2.13", "STREAM in an LSVM", shape, falls);
     let short = [30, 10, 5, 1_u64].map(|slice| {
         let mut setup = host(bed, 4, 0);
         setup.policy = bed.xen(slice * MS);
@@ -399,14 +359,7 @@ fn stream(all: &mut Papers, bed: &Testbed) {
     });
     let shape = "with uniformly shorter slices it falls";
     let falls = short.windows(2).all(|w| w[1] < w[0]);
-    all.row(
-        P,
-        "fig 2.4",
-        "STREAM, credit, 30 to 1 ms",
-        "",
-        Claim::Shape(shape),
-        f64::from(u8::from(falls)),
-    );
+    all.statement(P, "fig 2.4", "STREAM, credit, 30 to 1 ms", shape, falls);
     let curve = |of: [f64; 4]| sizes.iter().map(|&t| t as f64).zip(of).collect();
     all.plots.push(Plot {
         title: "000 fig 2.13: STREAM against the credit scheduler, 2 LSVMs of 4",

@@ -13,8 +13,8 @@ const P: &str = "000";
 const SECOND: Nanos = 1_000 * MS;
 /// Number of phase shifts between two hosts.
 const PHASES: u64 = 96;
-/// Number of phase shifts between a host and a sender or a timer. Another set of 480 gives the same mean within 1 % (of 24
-/// within 6 %).
+/// Number of phase shifts between a host and a sender or a timer. Another set of 480 gives the same mean within 1 % (of
+/// 24 within 6 %).
 const CALLS: u64 = 480;
 
 pub(super) fn run(all: &mut Papers) {
@@ -43,7 +43,7 @@ fn apache(all: &mut Papers, bed: &Testbed) {
         let names = ["answered 1/s", "connect mean ms", "response mean ms"];
         let [answered, connect, respond] = names.map(|n| figure(&of, n));
         let nic = &sim.world.nics[0];
-        let dropped = 100.0 * nic.dropped as f64 / nic.came.max(1) as f64;
+        let dropped = 100.0 * nic.dropped as f64 / nic.arrived.max(1) as f64;
         [answered, connect, respond, dropped]
     };
     let rates: Vec<f64> = (2..=30).map(|k| f64::from(k) * 10.0).collect();
@@ -53,15 +53,16 @@ fn apache(all: &mut Papers, bed: &Testbed) {
         let fine = of[side].iter().take_while(|f| f[3] < 0.5);
         fine.last().map_or(0.0, |f| f[0])
     });
-    let why = "how many packets a client sends for a connection decides when the ring is full; the model's sends a SYN, a request, an \
-               acknowledgement for each segment as Linux's at first, and two to close";
+    let why = "The number of packets per connection decides when the ring is full. The model's client \
+                 sends a SYN, a request, an acknowledgement for each segment as Linux does at first, and \
+                 two packets to close.";
     for (what, unit, paper, ours) in [
         ("Apache, most connections, credit", "1/s", 90.0, most[0]),
         ("Apache, most connections, vSlicer", "1/s", 180.0, most[1]),
         ("Apache, most bytes, credit", "KB/s", 450.0, 5.0 * most[0]),
         ("Apache, gain in connections", "x", 2.0, most[1] / most[0]),
     ] {
-        all.row(P, "fig 2.14", what, unit, Claim::Value(paper), ours)
+        all.value(P, "fig 2.14", what, unit, paper, ours)
             .explain(why);
     }
     // At rates that either side cannot serve, the times are those of retries.
@@ -70,14 +71,7 @@ fn apache(all: &mut Papers, bed: &Testbed) {
         .all(|(_, (c, v))| v[1] < c[1] && v[2] < c[2]);
     let shape =
         "connection and response times are shorter under vSlicer at every rate that both can serve";
-    all.row(
-        P,
-        "fig 2.14",
-        "Apache, times",
-        "",
-        Claim::Shape(shape),
-        f64::from(u8::from(faster)),
-    );
+    all.statement(P, "fig 2.14", "Apache, times", shape, faster);
     let curve = |side: usize, what: usize| {
         rates
             .iter()
@@ -165,15 +159,25 @@ fn mpi(all: &mut Papers, bed: &Testbed) {
         least,
     )
     .explain(
-        "two hosts whose turns happen to overlap finish an exchange within them under either scheduler",
+        "Two hosts whose turns happen to overlap finish an exchange within them under either \
+                 scheduler.",
     );
-    all.row(P, "fig 2.16", "MPI Sendrecv, most gain over sizes", "x", Claim::Value(4.5), most).explain(
-        "the order of the ranks is not stated: those of a host follow each other here; in turn with the other host's the gain is 3.7",
+    all.value(
+        P,
+        "fig 2.16",
+        "MPI Sendrecv, most gain over sizes",
+        "x",
+        4.5,
+        most,
+    )
+    .explain(
+        "The order of the ranks is not stated: here ranks of one host follow each other. If they \
+                 alternate between the hosts, the gain is 3.7.",
     );
 }
 
-/// Results of a stream, as the mean over many phase shifts: its interval and the scheduler's turns have common multiples,
-/// and clocks drift.
+/// Results of a stream, as the mean over many phase shifts: its interval and the scheduler's turns have common
+/// multiples, and clocks drift.
 fn phases<const N: usize>(
     setup: &HostSetup,
     names: [&str; N],
@@ -206,17 +210,17 @@ fn voice(all: &mut Papers, bed: &Testbed) {
             },
         )
     };
-    let why = "the benchmark does not say how it computes jitter: in an ideal schedule with gaps of 35 ms in 60 the mean of |D| of RFC 3550, which all \
-               other rows have, is 11 ms at the best phase and 15 on the average, while the mean deviation of the transit would \
-               be 26.7 ms with the credit scheduler and 10.3 with vSlicer, nearly as printed";
+    let why = "The benchmark does not say how it computes jitter. In an ideal schedule with gaps of 35 \
+                 ms in 60 the mean |D| of RFC 3550, used in all other rows, is 11 ms at the best phase \
+                 and 15 on average. The mean deviation of the transit would be 26.7 ms under the credit \
+                 scheduler and 10.3 under vSlicer, nearly as printed.";
     let table = "table 2.1";
     let (up, down) = (
         [0, 2].map(|ls| call(ls, Direction::Up, 1)),
         [0, 2].map(|ls| call(ls, Direction::Down, 1)),
     );
     let mut row = |what: &str, unit, paper, ours| {
-        all.row(P, table, what, unit, Claim::Value(paper), ours)
-            .explain(why);
+        all.value(P, table, what, unit, paper, ours).explain(why);
     };
     row("voice up, jitter, credit", "ms", 26.7, up[0][0]);
     row("voice up, jitter, vSlicer", "ms", 10.1, up[1][0]);
@@ -235,8 +239,9 @@ fn voice(all: &mut Papers, bed: &Testbed) {
         100.0 * (1.0 - down[1][0] / down[0][0]),
     );
     // Discards depend on the depth of the playout buffer.
-    let discards = "not stated: how deep the playout buffer is; none of the model's packets is 150 ms late, and one of 102 ms would discard \
-                    1.2 % with the credit scheduler and nothing with vSlicer";
+    let discards = "The depth of the playout buffer is not stated. No packet of the model is 150 ms late; a \
+                 buffer of 102 ms would discard 1.2 % under the credit scheduler and nothing under \
+                 vSlicer.";
     let mut row = |what: &str, paper, ours| {
         all.row(P, table, what, "%", Claim::Unstated(paper, paper), ours)
             .explain(discards);
@@ -247,9 +252,10 @@ fn voice(all: &mut Papers, bed: &Testbed) {
     let lines = bed.get("multi_lines") as u64;
     let up = [0, 2].map(|ls| call(ls, Direction::Up, lines));
     let down = [0, 2].map(|ls| call(ls, Direction::Down, lines));
-    let lines = "not stated: how many lines there are, and how deep the buffers are on their way out of the VM and at the client; ours is for \
-                 ten. 34 fill the ring within the credit scheduler's gap, which loses 28 % of the packets and makes the jitter of the \
-                 others 37.9 ms";
+    let lines = "The number of lines is not stated, nor the depth of the buffers on their way out of the \
+                 VM and at the client; the model has ten lines. 34 lines fill the ring within the credit \
+                 scheduler's gap, which loses 28 % of the packets and raises the jitter of the others to \
+                 37.9 ms.";
     for (what, unit, paper, ours) in [
         ("up, jitter, credit", "ms", 36.7, up[0][0]),
         ("up, jitter, vSlicer", "ms", 13.0, up[1][0]),
@@ -290,40 +296,32 @@ fn video(all: &mut Papers, bed: &Testbed) {
         });
         jitter
     };
-    // Trip times are those of commands, one of which is in flight at a time, so none is held back. A request leaves at the
-    // VM's next turn after it is due, and its answer waits for another turn.
+    // Trip times are those of commands, one of which is in flight at a time, so none is held back. A request leaves at
+    // the VM's next turn after it is due, and its answer waits for another turn.
     let trip = [0, 2].map(|ls| phases(&host(bed, 4, ls), ["trip mean ms"], || media(160))[0]);
     let table = "table 2.3";
     let (video, audio) = (
         [0, 2].map(|ls| stream(ls, 160)),
         [0, 2].map(|ls| stream(ls, 32)),
     );
-    let jitter = "sound and pictures go the same way in the model, and come to the same; why the paper's differ is not stated";
+    let jitter = "Audio and video take the same way in the model and give the same figures. The paper does \
+                 not state why its figures differ.";
     let mut row = |what: &str, paper, ours| {
-        all.row(P, table, what, "ms", Claim::Value(paper), ours)
-            .explain(jitter);
+        all.value(P, table, what, "ms", paper, ours).explain(jitter);
     };
     row("video jitter, credit", 46.2, video[0]);
     row("video jitter, vSlicer", 16.6, video[1]);
     row("audio jitter, credit", 41.2, audio[0]);
     row("audio jitter, vSlicer", 15.8, audio[1]);
     let less = 100.0 * (1.0 - video[1] / video[0]);
-    all.row(
-        P,
-        table,
-        "video jitter lower by",
-        "%",
-        Claim::Value(64.0),
-        less,
-    )
-    .explain(jitter);
-    let why = "not stated: the microslice; with 5 ms instead of Apache's 10 it is 59.8. 30 ms of delay and two waits of 10.6 ms, the mean \
-               over all moments, would be 51; but what is answered 20 to 40 ms after the VM sent comes when its microslices are \
-               over, and waits longer";
+    all.value(P, table, "video jitter lower by", "%", 64.0, less)
+        .explain(jitter);
+    let why = "The microslice is not stated; with 5 ms instead of Apache's 10 it is 59.8 ms. 30 ms of \
+                 delay and two mean waits of 10.6 ms would be 51 ms, but an answer that arrives 20 to 40 \
+                 ms after the request arrives when the VM's microslices are over, and waits longer.";
     for (what, paper, of) in [("credit", 110.0, trip[0]), ("vSlicer", 51.0, trip[1])] {
         let what = format!("trip time, {what}");
-        all.row(P, table, what, "ms", Claim::Value(paper), of)
-            .explain(why);
+        all.value(P, table, what, "ms", paper, of).explain(why);
     }
     // Trips and computing time per command are not stated, but both sides take the same steps.
     let trips = trip[0] / trip[1];
@@ -333,14 +331,13 @@ fn video(all: &mut Papers, bed: &Testbed) {
         ("PLAY", 509.0, 243.0),
     ] {
         let what = format!("RTSP {what}, credit over vSlicer");
-        all.row(P, table, what, "x", Claim::Value(credit / vslicer), trips)
+        all.value(P, table, what, "x", credit / vslicer, trips)
             .explain(
-                "a command is taken for a number of trips; what the server computes besides is not stated, nor the microslice: with 5 ms \
-                 instead of Apache's 10 it is 1.92",
+                "A command counts as a number of trips. The server's computing time is not stated, nor \
+                 the microslice: with 5 ms instead of Apache's 10 the ratio is 1.92.",
             );
     }
     let less = 100.0 * (1.0 - audio[1] / audio[0]);
     let what = "audio jitter lower by";
-    all.row(P, table, what, "%", Claim::Value(62.0), less)
-        .explain(jitter);
+    all.value(P, table, what, "%", 62.0, less).explain(jitter);
 }

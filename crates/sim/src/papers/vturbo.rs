@@ -8,7 +8,7 @@ use super::vslicer::{figures_of_first, run_workloads};
 use super::{Claim, Papers, Plot, Testbed, figure};
 use crate::cpu::CpuLoad;
 use crate::setup::{HostSetup, Policy, VmSetup, lookbusy};
-use crate::work::{Disk, Files, Read, Tcp, TcpConfig, Udp, Write};
+use crate::work::{Disk, Read, Tcp, TcpConfig, Udp, Write};
 use crate::world::Workload;
 
 const P: &str = "002";
@@ -62,7 +62,7 @@ fn tcp_config(setup: &HostSetup, bed: &Testbed, turbo: bool, megabytes: f64) -> 
 }
 
 /// Mean over streams that begin at different times of the VM's turns.
-fn tcp(setup: &HostSetup, bed: &Testbed, turbo: bool, megabytes: f64) -> f64 {
+pub(super) fn tcp(setup: &HostSetup, bed: &Testbed, turbo: bool, megabytes: f64) -> f64 {
     let round = bed.ms("slice_ms") * setup.vms.len() as u64;
     let of = (0..STARTS).map(|k| {
         let mut config = tcp_config(setup, bed, turbo, megabytes);
@@ -88,10 +88,6 @@ fn udp(setup: &HostSetup, bed: &Testbed, mbit: f64, vms: usize, buffer: f64) -> 
     of.map(|f| figure(&f, "throughput Mbit/s")).collect()
 }
 
-fn holds(yes: bool) -> f64 {
-    f64::from(u8::from(yes))
-}
-
 pub(super) fn run(all: &mut Papers) {
     let bed = Testbed::xen_4_1();
     waits(all, &bed);
@@ -100,7 +96,7 @@ pub(super) fn run(all: &mut Papers) {
     disks(all, &bed);
     streams(all, &bed);
     many(all, &bed);
-    applications(all, &bed);
+    super::vturbo_apps::run(all, &bed);
     // The introduction's example: the second VM asks for half of each core.
     let example = ([100, 50], [0, 50], [(75.0, 0.0), (25.0, 50.0)]);
     consumed(all, &bed, ("section 1", "example"), example);
@@ -110,7 +106,7 @@ fn waits(all: &mut Papers, bed: &Testbed) {
     let ms = |t: Nanos| t as f64 / 1e6;
     let (slice, slot) = (bed.ms("slice_ms"), bed.us("slot_us"));
     let mut row = |place, what: &str, unit, paper, ours| {
-        all.row(P, place, what, unit, Claim::Value(paper), ours);
+        all.value(P, place, what, unit, paper, ours);
     };
     row(
         "section 1",
@@ -182,11 +178,13 @@ fn consumed(all: &mut Papers, bed: &Testbed, (place, name): (&'static str, &str)
         let of = sim.world.vms[vm];
         let part = |vcpu| 100.0 * sim.world.cpus.usage(vcpu).ran as f64 / time as f64;
         let what = |core| format!("{name}, VM{}, consumed on the {core} core", vm + 1);
-        all.row(P, place, what("regular"), "%", Claim::Value(paper.0), part(of.app)).explain(
-            "a VM that the equation leaves nothing keeps 1 ms of each 150 ms here (the machine's floor)",
+        all.value(P, place, what("regular"), "%", paper.0, part(of.app)).explain(
+            "A VM to which the equation leaves nothing keeps 1 ms of each 150 ms here (the floor of \
+                 the regular core).",
         );
-        all.row(P, place, what("turbo"), "%", Claim::Value(paper.1), part(of.irq)).explain(
-            "a slot that a wake-up interrupts is made up in the next one; the core's switches are not counted to it",
+        all.value(P, place, what("turbo"), "%", paper.1, part(of.irq)).explain(
+            "A slot that a wake-up interrupts is completed in the next one. Switches of the core do \
+                 not count as usage.",
         );
     }
 }
@@ -206,31 +204,31 @@ fn short_slices(all: &mut Papers, bed: &Testbed) {
     };
     let throughput = slices.map(|us| of(us * US, false));
     let memory = slices.map(|us| of(us * US, true));
-    all.row(P, "fig 2a", "TCP, 4 VMs, slices of 0.1 ms", "Mbit/s", Claim::Value(900.0), throughput[5]).explain(
-        "at 0.1 ms the VM's quarter of the core must carry softirq, acknowledgements and copying of every segment; the \
-         model's costs for a segment allow no more than this",
+    all.value(
+        P,
+        "fig 2a",
+        "TCP, 4 VMs, slices of 0.1 ms",
+        "Mbit/s",
+        900.0,
+        throughput[5],
+    )
+    .explain(
+        "At 0.1 ms a quarter of the core must carry softirq, acknowledgements and copying of \
+                 every segment. The model's costs per segment allow no more than this.",
     );
     let shape = "shorter slices carry more, until the line is nearly full";
     let grows = throughput
         .windows(2)
         .all(|w| w[1] > 1.1 * w[0] || w[0] > 800.0 && w[1] > 800.0);
-    all.row(
-        P,
-        "fig 2a",
-        "TCP over the length of slices",
-        "",
-        Claim::Shape(shape),
-        holds(grows),
-    );
+    all.statement(P, "fig 2a", "TCP over the length of slices", shape, grows);
     let falls = memory.windows(2).all(|w| w[1] <= w[0]) && memory[5] < 0.9 * memory[0];
     let shape = "shorter slices cost a VM that streams through memory";
-    all.row(
+    all.statement(
         P,
         "fig 2b",
         "STREAM over the length of slices",
-        "",
-        Claim::Shape(shape),
-        holds(falls),
+        shape,
+        falls,
     );
     let x = slices.map(|us| (us as f64 / 1000.0).log10());
     all.plots.push(Plot {
@@ -255,7 +253,7 @@ fn short_slices(all: &mut Papers, bed: &Testbed) {
         Claim::Missing,
         f64::NAN,
     )
-    .explain("caches are a time after a switch here, not lines");
+    .explain("The model has a refill time after a switch instead of cache lines.");
 }
 
 fn disks(all: &mut Papers, bed: &Testbed) {
@@ -279,11 +277,12 @@ fn disks(all: &mut Papers, bed: &Testbed) {
         figure(&of, if write { "written MB/s" } else { "read MB/s" })
     };
     let gain = |write| 100.0 * (run(true, write) / run(false, write) - 1.0);
-    // From 3 VMs with a little load to 5 busy ones, and with disks of 40 to 100 MB/s, writing gains 0 to 243 % and reading
-    // -54 to 128 %.
-    let why = "not stated: the disk, the number of VMs and how busy they are; ours is for 100 MB/s and four that are always busy. With three to \
-               five VMs, 20 to 100 % and 40 to 100 MB/s writing gains 0 to 243 % (79 with three busy ones and 70 MB/s, 83 with four and 40), \
-               and reading -54 to 128 %";
+    // From 3 VMs with a little load to 5 busy ones, and with disks of 40 to 100 MB/s, writing gains 0 to 243 % and
+    // reading -54 to 128 %.
+    let why = "The disk, the number of VMs and their load are not stated; the model has 100 MB/s and \
+                 four busy VMs. With three to five VMs, loads of 20 to 100 % and 40 to 100 MB/s writing \
+                 gains 0 to 243 % (79 % with three busy VMs and 70 MB/s, 83 % with four and 40 MB/s), and \
+                 reading -54 to 128 %.";
     for (what, low, high, write) in [
         ("disk write, gain", 75.0, 82.0, true),
         ("disk read, gain", 0.0, 26.0, false),
@@ -329,32 +328,28 @@ fn streams(all: &mut Papers, bed: &Testbed) {
     }
     let low = tcp_gain.iter().copied().fold(f64::INFINITY, f64::min);
     let high = tcp_gain.iter().copied().fold(0.0, f64::max);
-    let why = "the model's vanilla TCP carries the line's rate in its part of the time, and what ring and queue hold beyond it; its \
-               turbo side comes to 890 to 930 Mbit/s until all is read, the paper's, whose gains would be 660 to 730 there, often falls back to \
-               the slow path after a loss: the model's has none, and the text does not say where they come from";
-    all.row(P, "fig 6a", "TCP, least gain", "%", Claim::Value(63.0), low)
+    let why = "The model's stock TCP carries the wire's rate during its turns, and what ring and queue \
+                 hold beyond them. Its turbo side reaches 890 to 930 Mbit/s until all is read. The \
+                 paper's side, whose gains imply 660 to 730 Mbit/s, often falls back to the slow path \
+                 after a loss; the model has no losses there, and the text does not say where they come \
+                 from.";
+    all.value(P, "fig 6a", "TCP, least gain", "%", 63.0, low)
         .explain(why);
-    all.row(
-        P,
-        "fig 6a",
-        "TCP, most gain",
-        "%",
-        Claim::Value(200.0),
-        high,
-    )
-    .explain(why);
+    all.value(P, "fig 6a", "TCP, most gain", "%", 200.0, high)
+        .explain(why);
     let most = udp_gain.iter().copied().fold(0.0, f64::max);
-    all.row(P, "fig 6a", "UDP, most gain", "x", Claim::Value(4.0), most);
+    all.value(P, "fig 6a", "UDP, most gain", "x", 4.0, most);
     let shape = "with a turbo core UDP comes close to 1 Gbit/s whatever the number of VMs";
-    all.row(P, "fig 6a", "UDP, turbo core", "", Claim::Shape(shape), holds(full)).explain(
-        "with 4 others FS^R leaves the receiver 10 % of the regular core (a fifth of 113 % less the 13 % that its softirqs use), a \
-         slice in 300 ms, and 40 MB hold 200 ms: 688 Mbit/s. With 80 MB, which Linux grants to a process that asks for 40, it is the \
-         line's rate, but 40 MB then are more than twice of what 900 Mbit/s need with 3 others",
+    all.statement(P, "fig 6a", "UDP, turbo core", shape, full).explain(
+        "With 4 other VMs FS^R leaves the receiver 10 % of the regular core (a fifth of 113 % \
+                 less the 13 % of its softirqs), which is a slice in 300 ms, and 40 MB hold 200 ms: 688 \
+                 Mbit/s. With 80 MB, which Linux grants to a process that asks for 40, it is the wire's \
+                 rate; but then 40 MB are more than twice what 900 Mbit/s need with 3 other VMs.",
     );
     let shape = "at 10 Gbit/s TCP gains too, and does not come to line speed";
-    all.row(P, "fig 6b", "10 Gbit/s", "", Claim::Shape(shape), holds(fast)).explain(
-        "without segments merged on receipt (GRO), softirqs of a turbo vCPU at this rate use up the VM's share of both pools, and \
-         FS^R leaves its process next to nothing to read with",
+    all.statement(P, "fig 6b", "10 Gbit/s", shape, fast).explain(
+        "Without merging on receipt (GRO) the softirqs of a turbo vCPU at this rate use up the \
+                 VM's share of both pools, and FS^R leaves its process next to nothing to read with.",
     );
     let [a, b, c, d] = plot;
     all.plots.push(Plot {
@@ -379,8 +374,18 @@ fn streams(all: &mut Papers, bed: &Testbed) {
     let enough = (4..=24)
         .map(|k| 2.5 * f64::from(k))
         .find(|&mb| udp(&setup, bed, 950.0, 1, mb)[0] > 900.0);
-    all.row(P, "section 3.2", "buffer that carries 900 Mbit/s of UDP", "MB", Claim::Value(40.0), enough.unwrap_or(f64::NAN))
-        .explain("what Linux charges for a datagram besides its payload is in; which sizes below 40 MB the paper tried is not stated");
+    all.value(
+        P,
+        "section 3.2",
+        "buffer that carries 900 Mbit/s of UDP",
+        "MB",
+        40.0,
+        enough.unwrap_or(f64::NAN),
+    )
+    .explain(
+        "The model includes what Linux charges for a datagram beyond its payload. The paper does \
+                 not state which sizes below 40 MB it tried.",
+    );
 }
 
 fn many(all: &mut Papers, bed: &Testbed) {
@@ -401,23 +406,9 @@ fn many(all: &mut Papers, bed: &Testbed) {
         }
     }
     let shape = "receivers share the bandwidth equally on both sides";
-    all.row(
-        P,
-        "fig 7",
-        "UDP into 1 to 4 VMs",
-        "",
-        Claim::Shape(shape),
-        holds(fair),
-    );
+    all.statement(P, "fig 7", "UDP into 1 to 4 VMs", shape, fair);
     let shape = "with a turbo core their sum is close to the wire's";
-    all.row(
-        P,
-        "fig 7",
-        "UDP into 1 to 4 VMs, sum",
-        "",
-        Claim::Shape(shape),
-        holds(wire),
-    );
+    all.statement(P, "fig 7", "UDP into 1 to 4 VMs, sum", shape, wire);
     two_vcpus(all, bed);
 }
 
@@ -451,74 +442,5 @@ fn two_vcpus(all: &mut Papers, bed: &Testbed) {
         .iter()
         .all(|v| turbo[0] > 1.5 * v[0] && turbo[1] > 1.5 * v[1]);
     let shape = "vTurbo is far ahead of both ways to route interrupts, for TCP and UDP; its vCPUs do not migrate here";
-    all.row(
-        P,
-        "fig 8",
-        "VMs of 2 vCPUs",
-        "",
-        Claim::Shape(shape),
-        holds(ahead),
-    );
-}
-
-fn applications(all: &mut Papers, bed: &Testbed) {
-    let mut gains = Vec::new();
-    for others in [2, 3, 4_usize] {
-        let of = [false, true].map(|turbo| {
-            let mut setup = host(bed, others + 1, turbo, "load_percent");
-            // sshd deciphers what it reads.
-            setup.costs.copy += bed.get("cipher_ns_per_kb") / 1000.0;
-            tcp(&setup, bed, turbo, 1_000.0)
-        });
-        gains.push(100.0 * (of[1] / of[0] - 1.0));
-    }
-    let why = "which cipher, and how fast, is not stated: at the 100 MB/s that are assumed sshd needs more of the core than its share on both \
-               sides, and a VM that computes all it may gains nothing from fair pools; only one that reads faster than the line \
-               brings it (125 MB/s) would find more to read";
-    let low = gains.iter().copied().fold(f64::INFINITY, f64::min);
-    let high = gains.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    all.row(P, "fig 9b", "SCP, least gain", "%", Claim::Value(53.0), low)
-        .explain(why);
-    all.row(P, "fig 9b", "SCP, most gain", "%", Claim::Value(66.0), high)
-        .explain(why);
-    nfs(all, bed);
-    for what in ["one instance", "instance 1 of two", "instance 2 of two"] {
-        all.row(
-            P,
-            "table 2",
-            format!("Olio, {what}"),
-            "%",
-            Claim::Missing,
-            f64::NAN,
-        )
-        .explain("neither the work of an operation nor the calls between its three VMs are stated");
-    }
-}
-
-/// A file written through nfsd: TCP into the VM, whose kernel threads copy it to the page cache. The other VMs have a load
-/// of 30 %.
-fn nfs(all: &mut Papers, bed: &Testbed) {
-    let of = [false, true].map(|turbo| {
-        let mut setup = host(bed, 4, turbo, "nfs_load_percent");
-        setup.vms[0].load = CpuLoad::None;
-        tcp(&setup, bed, turbo, 1_000.0)
-    });
-    let shape = "vTurbo carries more, and not more than twice as much";
-    let gain = of[1] / of[0];
-    all.row(P, "fig 9a", "NFS, writing", "", Claim::Shape(shape), holds(gain > 1.0 && gain < 2.3))
-        .explain("a server that computes nothing besides wakes in BOOST, so that Xen serves it as well as a turbo core does");
-    // Read: nfsd handles the requests, of which the client has many in flight. The kernel, on the turbo vCPU, sends what nfsd
-    // writes to its socket.
-    let of = [false, true].map(|turbo| {
-        let mut setup = host(bed, 4, turbo, "nfs_load_percent");
-        setup.vms[0].load = CpuLoad::None;
-        let bytes = (bed.get("nfs_request_kb") * 1024.0) as u64;
-        let requests = bed.get("nfs_requests") as u64;
-        let files = Files::new(0, bytes, requests, None, bed.costs());
-        let of = figures_of_first(&setup, vec![Box::new(files)], 10 * SECOND);
-        figure(&of, "served MB/s")
-    });
-    let gain = of[1] / of[0];
-    all.row(P, "fig 9a", "NFS, reading", "", Claim::Shape(shape), holds(gain > 1.0 && gain < 2.3))
-        .explain("a server that computes nothing besides wakes in BOOST, so that Xen serves it as well as a turbo core does");
+    all.statement(P, "fig 8", "VMs of 2 vCPUs", shape, ahead);
 }

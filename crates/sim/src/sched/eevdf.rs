@@ -2,9 +2,9 @@
 //! Stock Linux: EEVDF on one core (kernel/sched/fair.c since 6.6, as of 6.18), with vCPUs as tasks.
 //!
 //! A task is eligible while its virtual run time is not ahead of the mean; the eligible task with the earliest virtual
-//! deadline runs. Until the deadline with which it was picked, tasks that wake do not preempt it (RUN_TO_PARITY). The kernel
-//! notices the end of a slice at a tick or a wake-up. A task that sleeps keeps its lag, at most a slice and a tick. Group
-//! scheduling, migration and the fair server are not modelled.
+//! deadline runs. Until the deadline with which it was picked, tasks that wake do not preempt it (RUN_TO_PARITY). The
+//! kernel notices the end of a slice at a tick or a wake-up. A task that sleeps keeps its lag, at most a slice and a
+//! tick. Group scheduling, migration and the fair server are not modelled.
 
 use viola_policy::slices::{FOREVER, MS, Nanos, Params, US};
 
@@ -17,11 +17,12 @@ pub struct Config {
     pub slice: Nanos,
     /// Tick interval: 4 ms at HZ 250.
     pub tick: Nanos,
-    /// Whether a packet for a waiting VM wakes a thread of it, as with UML guests: their kernel is one thread, their processes
-    /// are others.
+    /// Whether a packet for a waiting VM wakes a thread of it, as with UML guests: their kernel is one thread, their
+    /// processes are others.
     pub packets_wake: bool,
-    /// Interval at which the timer of a guest's own kernel wakes such a thread, for each VM that wants to run; 0: never.
-    pub own_tick: Nanos,
+    /// Interval at which the timer of a guest's own kernel wakes such a thread, for each VM that wants to run; 0:
+    /// never.
+    pub guest_tick: Nanos,
 }
 
 impl Default for Config {
@@ -30,7 +31,7 @@ impl Default for Config {
             slice: 1_400 * US,
             tick: 4 * MS,
             packets_wake: false,
-            own_tick: 0,
+            guest_tick: 0,
         }
     }
 }
@@ -57,7 +58,7 @@ pub struct Eevdf {
     /// Virtual run time until which the current task is protected from preemption.
     protected: f64,
     next_tick: Nanos,
-    next_own: Nanos,
+    next_guest_tick: Nanos,
     resched: bool,
 }
 
@@ -70,7 +71,7 @@ impl Eevdf {
             current: None,
             protected: 0.0,
             next_tick: 0,
-            next_own: 0,
+            next_guest_tick: 0,
             resched: true,
         }
     }
@@ -177,11 +178,11 @@ impl Scheduler for Eevdf {
             self.tasks[i].io = view.io;
         }
         let queued = self.queued().count();
-        if self.config.own_tick > 0 {
+        if self.config.guest_tick > 0 {
             // The VMs' timers are spread over the interval.
-            let every = (self.config.own_tick / queued.max(1) as u64).max(1);
-            woke |= now >= self.next_own;
-            self.next_own = (now / every + 1) * every;
+            let every = (self.config.guest_tick / queued.max(1) as u64).max(1);
+            woke |= now >= self.next_guest_tick;
+            self.next_guest_tick = (now / every + 1) * every;
         }
         let at_tick = now >= self.next_tick;
         if at_tick {
@@ -200,8 +201,8 @@ impl Scheduler for Eevdf {
             self.resched = false;
         }
         let mut until = self.next_tick;
-        if self.config.own_tick > 0 {
-            until = until.min(self.next_own);
+        if self.config.guest_tick > 0 {
+            until = until.min(self.next_guest_tick);
         }
         Pick {
             who: self.current,

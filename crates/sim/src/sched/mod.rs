@@ -25,7 +25,8 @@ pub struct View {
     pub io: bool,
 }
 
-/// The vCPUs of a core in the order of [`Scheduler::configure`], and those that changed since the last [`Scheduler::pick`].
+/// The vCPUs of a core in the order of [`Scheduler::configure`], and those that changed since the last
+/// [`Scheduler::pick`].
 #[derive(Debug, Default)]
 pub struct Views {
     all: Vec<View>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs any scheduler of `viola-policy` on a simulated core, as the slot controller does on a real host: it sets ranks, and
-//! the kernel runs the highest-ranked vCPU that wants to run, equal ranks first come first served.
+//! Runs any scheduler of `viola-policy` on a simulated core, as the slot controller does on a real host: it sets ranks,
+//! and the kernel runs the highest-ranked vCPU that wants to run, equal ranks first come first served.
 
 use viola_policy::slices::{
     Activity, CoreScheduler, Decision, FOREVER, Io, MAX_VMS, Nanos, Params, Rank, US,

@@ -2,12 +2,14 @@
 //! Xen's own credit scheduler on one core, after its source (xen/common/sched_credit.c): the papers' baseline.
 //!
 //! The credit scheduler of `viola-policy` makes shares reliable; this one keeps what shaped the papers' figures:
-//! - Every 30 ms an accounting hands out 30 ms of credit for every core of the host, including cores that these VMs may not
-//!   use. VMs that share one of several cores therefore hardly ever run out of credits: they are UNDER and take turns.
+//! - Every 30 ms an accounting hands out 30 ms of credit for every core of the host, including cores that these VMs may
+//!   not use. VMs that share one of several cores therefore hardly ever run out of credits: they are UNDER and take
+//!   turns.
 //! - Up to Xen 3.4 the tick debits 10 ms to the VM that it finds running; since 4.0 a VM pays for what it ran.
-//! - A VM that wakes while UNDER is in BOOST until a tick finds it running. A preempted VM goes behind those of its priority
-//!   and begins a new slice at its next turn.
-//! - A VM with more than 30 ms of credit counts as idle: it loses its credit, and earns none until a tick finds it running.
+//! - A VM that wakes while UNDER is in BOOST until a tick finds it running. A preempted VM goes behind those of its
+//!   priority and begins a new slice at its next turn.
+//! - A VM with more than 30 ms of credit counts as idle: it loses its credit, and earns none until a tick finds it
+//!   running.
 //!
 //! Domain 0 has a core of its own. Caps and load balancing are not modelled.
 
@@ -244,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_wakes_preempts_until_a_tick_and_then_takes_its_turns() {
+    fn a_waking_vm_preempts_until_a_tick_and_then_takes_turns() {
         for by_tick in [true, false] {
             let config = Config {
                 slice: 30 * MS,

@@ -55,40 +55,40 @@ pub struct Write {
     disk: Disk,
     total: u64,
     /// Maximum dirty bytes; the writer blocks above.
-    dirty_most: u64,
+    max_dirty: u64,
     costs: GuestCosts,
     owner: usize,
     server: Server,
     written: u64,
     flushed: u64,
-    under_way: u64,
+    in_flight: u64,
     copying: bool,
     finished: Option<Nanos>,
 }
 
 impl Write {
     /// A writer.
-    pub fn new(vm: usize, disk: Disk, total: u64, dirty_most: u64, costs: GuestCosts) -> Self {
+    pub fn new(vm: usize, disk: Disk, total: u64, max_dirty: u64, costs: GuestCosts) -> Self {
         Self {
             vm,
             disk,
             total,
-            dirty_most,
+            max_dirty,
             costs,
             owner: 0,
             server: Server::new(Nanos::MAX),
             written: 0,
             flushed: 0,
-            under_way: 0,
+            in_flight: 0,
             copying: false,
             finished: None,
         }
     }
 
-    fn go_on(&mut self, world: &mut World) {
+    fn proceed(&mut self, world: &mut World) {
         let request = self.disk.request;
         let dirty = self.written - self.flushed;
-        if !self.copying && self.written < self.total && dirty + request <= self.dirty_most {
+        if !self.copying && self.written < self.total && dirty + request <= self.max_dirty {
             self.copying = true;
             let vcpu = world.vms[self.vm].app;
             world.work(
@@ -99,8 +99,8 @@ impl Write {
                 COPIED,
             );
         }
-        while self.under_way < self.disk.depth && dirty >= (self.under_way + 1) * request {
-            self.under_way += 1;
+        while self.in_flight < self.disk.depth && dirty >= (self.in_flight + 1) * request {
+            self.in_flight += 1;
             let vcpu = world.vms[self.vm].irq;
             world.work(vcpu, Level::Irq, self.disk.submit, self.owner, SUBMITTED);
         }
@@ -110,7 +110,7 @@ impl Write {
 impl Workload for Write {
     fn start(&mut self, world: &mut World, owner: usize) {
         self.owner = owner;
-        self.go_on(world);
+        self.proceed(world);
     }
 
     fn on_timer(&mut self, world: &mut World, _tag: u64) {
@@ -121,7 +121,7 @@ impl Workload for Write {
         match tag {
             SUBMITTED => self.disk.serve(world, &mut self.server, self.owner),
             COMPLETED => {
-                self.under_way -= 1;
+                self.in_flight -= 1;
                 self.flushed += self.disk.request;
                 if self.flushed >= self.total && self.finished.is_none() {
                     self.finished = Some(world.now);
@@ -132,7 +132,7 @@ impl Workload for Write {
                 self.written += self.disk.request;
             }
         }
-        self.go_on(world);
+        self.proceed(world);
     }
 
     fn on_packet(&mut self, _world: &mut World, _vm: usize, _packet: Packet) {}
@@ -155,7 +155,7 @@ pub struct Read {
     owner: usize,
     server: Server,
     ready: u64,
-    under_way: u64,
+    in_flight: u64,
     copying: bool,
     read: u64,
 }
@@ -170,13 +170,13 @@ impl Read {
             owner: 0,
             server: Server::new(Nanos::MAX),
             ready: 0,
-            under_way: 0,
+            in_flight: 0,
             copying: false,
             read: 0,
         }
     }
 
-    fn go_on(&mut self, world: &mut World) {
+    fn proceed(&mut self, world: &mut World) {
         if self.copying || self.ready == 0 {
             return;
         }
@@ -187,9 +187,9 @@ impl Read {
     }
 
     /// Read-ahead is the process's own work: it stops while the process does not run.
-    fn ask(&mut self, world: &mut World) {
-        while self.under_way + self.ready < self.disk.depth {
-            self.under_way += 1;
+    fn request_more(&mut self, world: &mut World) {
+        while self.in_flight + self.ready < self.disk.depth {
+            self.in_flight += 1;
             let vcpu = world.vms[self.vm].app;
             world.work(vcpu, Level::App, self.disk.submit, self.owner, SUBMITTED);
         }
@@ -199,7 +199,7 @@ impl Read {
 impl Workload for Read {
     fn start(&mut self, world: &mut World, owner: usize) {
         self.owner = owner;
-        self.ask(world);
+        self.request_more(world);
     }
 
     fn on_timer(&mut self, world: &mut World, _tag: u64) {
@@ -210,17 +210,17 @@ impl Workload for Read {
         match tag {
             SUBMITTED => self.disk.serve(world, &mut self.server, self.owner),
             COMPLETED => {
-                self.under_way -= 1;
+                self.in_flight -= 1;
                 self.ready += 1;
             }
             _ => {
                 self.copying = false;
                 self.ready -= 1;
                 self.read += self.disk.request;
-                self.ask(world);
+                self.request_more(world);
             }
         }
-        self.go_on(world);
+        self.proceed(world);
     }
 
     fn figures(&self, world: &World) -> Vec<(String, f64)> {

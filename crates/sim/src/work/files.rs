@@ -10,12 +10,12 @@ use crate::net::{Packet, Server};
 use crate::world::{Workload, World};
 
 /// Size of a chunk, bytes, and number of chunks in flight without an acknowledgement.
-const CHUNK: u64 = 64 << 10;
-const WINDOW: u64 = 4;
+const CHUNK_BYTES: u64 = 64 << 10;
+const MAX_CHUNKS_IN_FLIGHT: u64 = 4;
 /// Time from the call that hands a file over to its first byte (bench/results/vpipe.json).
-const HANDOVER: Nanos = 500_000;
+const HANDOVER_LATENCY: Nanos = 500_000;
 /// A chunk that finds a queue full is tried again after this.
-const RETRY: Nanos = MS;
+const RETRY_INTERVAL: Nanos = MS;
 
 /// A file server and its clients.
 #[derive(Debug)]
@@ -35,20 +35,20 @@ pub struct Files {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Connection {
-    asked: Nanos,
+    requested_at: Nanos,
     unsent: u64,
-    under_way: u64,
+    in_flight: u64,
 }
 
 /// Tags: the kind in the lowest bits, above it the connection.
 const REQUEST: u64 = 0;
-const ASKED: u64 = 1;
+const REQUESTED: u64 = 1;
 const DATA: u64 = 2;
 const ACK: u64 = 3;
 const PREPARED: u64 = 4;
 const HOST: u64 = 5;
 const RETURNED: u64 = 6;
-const AGAIN: u64 = 7;
+const RETRY_SEND: u64 = 7;
 
 impl Files {
     /// A server; each connection requests the next file when it has the last.
@@ -61,8 +61,8 @@ impl Files {
     ) -> Self {
         // Rounded up to whole chunks.
         let bytes = match bytes.max(1) {
-            small @ ..=CHUNK => small,
-            large => large.div_ceil(CHUNK) * CHUNK,
+            small @ ..=CHUNK_BYTES => small,
+            large => large.div_ceil(CHUNK_BYTES) * CHUNK_BYTES,
         };
         Self {
             vm,
@@ -86,8 +86,8 @@ impl Files {
         }
     }
 
-    fn ask(&mut self, world: &mut World, k: usize) {
-        self.connections[k].asked = world.now;
+    fn request(&mut self, world: &mut World, k: usize) {
+        self.connections[k].requested_at = world.now;
         world.send_in(self.vm, self.packet(k, REQUEST, 250), 50_000);
     }
 
@@ -97,9 +97,9 @@ impl Files {
         if c.unsent == 0 {
             return;
         }
-        let bytes = c.unsent.min(CHUNK);
+        let bytes = c.unsent.min(CHUNK_BYTES);
         c.unsent -= bytes;
-        c.under_way += bytes;
+        c.in_flight += bytes;
         match self.disk {
             None => self.submit(world, k),
             Some(rate) => {
@@ -114,7 +114,7 @@ impl Files {
     }
 
     fn submit(&mut self, world: &mut World, k: usize) {
-        let cost = CHUNK.div_ceil(1448) * self.costs.send;
+        let cost = CHUNK_BYTES.div_ceil(1448) * self.costs.send;
         let vcpu = world.vms[self.vm].irq;
         world.work(
             vcpu,
@@ -126,9 +126,13 @@ impl Files {
     }
 
     fn send(&mut self, world: &mut World, k: usize) {
-        let bytes = self.bytes.min(CHUNK);
+        let bytes = self.bytes.min(CHUNK_BYTES);
         if !world.send_out(self.vm, self.packet(k, DATA, bytes), 50_000) {
-            world.set_timer(world.now + RETRY, self.owner, (k as u64) << 3 | AGAIN);
+            world.set_timer(
+                world.now + RETRY_INTERVAL,
+                self.owner,
+                (k as u64) << 3 | RETRY_SEND,
+            );
         }
     }
 }
@@ -144,18 +148,18 @@ impl Workload for Files {
     fn on_timer(&mut self, world: &mut World, tag: u64) {
         let k = (tag >> 3) as usize;
         match tag & 7 {
-            REQUEST => self.ask(world, k),
+            REQUEST => self.request(world, k),
             PREPARED => self.submit(world, k),
-            AGAIN => self.send(world, k),
+            RETRY_SEND => self.send(world, k),
             _ => {
                 // The host sends one chunk from the image, and the next when that one has arrived.
                 let c = &mut self.connections[k];
-                let bytes = c.unsent.min(CHUNK);
+                let bytes = c.unsent.min(CHUNK_BYTES);
                 if bytes == 0 {
                     return;
                 }
                 c.unsent -= bytes;
-                c.under_way += bytes;
+                c.in_flight += bytes;
                 match self.disk {
                     None => self.send(world, k),
                     Some(rate) => {
@@ -163,7 +167,7 @@ impl Workload for Files {
                         world.set_timer(
                             at.unwrap_or(world.now),
                             self.owner,
-                            (k as u64) << 3 | AGAIN,
+                            (k as u64) << 3 | RETRY_SEND,
                         );
                     }
                 }
@@ -175,7 +179,7 @@ impl Workload for Files {
         let k = (packet.tag >> 3) as usize;
         if packet.tag & 7 == REQUEST {
             let cost = self.costs.call + self.costs.send;
-            let tag = (k as u64) << 3 | ASKED;
+            let tag = (k as u64) << 3 | REQUESTED;
             world.work(world.vms[vm].app, Level::App, cost, self.owner, tag);
         } else {
             self.prepare(world, k);
@@ -185,11 +189,15 @@ impl Workload for Files {
     fn on_work_done(&mut self, world: &mut World, tag: u64) {
         let k = (tag >> 3) as usize;
         match tag & 7 {
-            ASKED => {
+            REQUESTED => {
                 self.connections[k].unsent = self.bytes;
-                for _ in 0..WINDOW {
+                for _ in 0..MAX_CHUNKS_IN_FLIGHT {
                     if world.paths.vpipe {
-                        world.set_timer(world.now + HANDOVER, self.owner, (k as u64) << 3 | HOST);
+                        world.set_timer(
+                            world.now + HANDOVER_LATENCY,
+                            self.owner,
+                            (k as u64) << 3 | HOST,
+                        );
                     } else {
                         self.prepare(world, k);
                     }
@@ -204,16 +212,16 @@ impl Workload for Files {
         let k = (packet.tag >> 3) as usize;
         let bytes = u64::from(packet.bytes - 90);
         let c = &mut self.connections[k];
-        c.under_way = c.under_way.saturating_sub(bytes);
-        if c.unsent == 0 && c.under_way == 0 {
+        c.in_flight = c.in_flight.saturating_sub(bytes);
+        if c.unsent == 0 && c.in_flight == 0 {
             self.served += self.bytes;
-            self.times.push(world.now - c.asked);
+            self.times.push(world.now - c.requested_at);
             if world.paths.vpipe {
                 let vcpu = world.vms[self.vm].app;
                 let tag = (k as u64) << 3 | RETURNED;
                 world.work(vcpu, Level::App, self.costs.call, self.owner, tag);
             }
-            self.ask(world, k);
+            self.request(world, k);
         } else if world.paths.vpipe {
             world.set_timer(world.now, self.owner, (k as u64) << 3 | HOST);
         } else {

@@ -33,7 +33,7 @@ pub struct Http {
     pub costs: GuestCosts,
     owner: usize,
     open: BTreeMap<u64, Open>,
-    begun: u64,
+    opened: u64,
     answered: u64,
     failed: u64,
     retries: u64,
@@ -45,7 +45,7 @@ pub struct Http {
 struct Open {
     since: Nanos,
     stage: Stage,
-    asked: Nanos,
+    requested_at: Nanos,
     tries: u32,
     parts: u32,
 }
@@ -53,7 +53,7 @@ struct Open {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Connecting,
-    Asked,
+    Requested,
     Served,
 }
 
@@ -65,8 +65,8 @@ const RETRY: u64 = 3;
 const GIVE_UP: u64 = 4;
 const NEW: u64 = 5;
 /// Time until data is sent again (minimum RTO).
-const RTO: Nanos = 200 * MS;
-const SEGMENT: u32 = 1448;
+const MIN_RTO: Nanos = 200 * MS;
+const SEGMENT_BYTES: u32 = 1448;
 
 impl Http {
     /// Clients that request pages of 5 KB.
@@ -83,7 +83,7 @@ impl Http {
             costs,
             owner: 0,
             open: BTreeMap::new(),
-            begun: 0,
+            opened: 0,
             answered: 0,
             failed: 0,
             retries: 0,
@@ -117,7 +117,7 @@ impl Http {
     fn retry_at(&self, world: &mut World, id: u64, open: &Open) {
         let first = match open.stage {
             Stage::Connecting => self.syn_retry,
-            _ => RTO + self.delay.1 + self.delay_from.1,
+            _ => MIN_RTO + self.delay.1 + self.delay_from.1,
         };
         let at = world.now + (first << open.tries.min(6));
         world.set_timer(at, self.owner, id << 3 | RETRY);
@@ -130,11 +130,11 @@ impl Http {
         match open.stage {
             Stage::Connecting => self.send(world, id, SYN, 78),
             // The last acknowledgement of the handshake goes before the request.
-            Stage::Asked if open.tries == 0 => {
+            Stage::Requested if open.tries == 0 => {
                 self.send(world, id, ACK, 66);
                 self.send(world, id, GET, 250);
             }
-            Stage::Asked => self.send(world, id, GET, 250),
+            Stage::Requested => self.send(world, id, GET, 250),
             Stage::Served => {}
         }
         self.retry_at(world, id, &open);
@@ -152,20 +152,20 @@ impl Workload for Http {
         let id = tag >> 3;
         match tag & 7 {
             NEW => {
-                self.begun += 1;
+                self.opened += 1;
                 let open = Open {
                     since: world.now,
                     stage: Stage::Connecting,
-                    asked: 0,
+                    requested_at: 0,
                     tries: 0,
                     parts: 0,
                 };
-                self.open.insert(self.begun, open);
-                self.attempt(world, self.begun);
+                self.open.insert(self.opened, open);
+                self.attempt(world, self.opened);
                 world.set_timer(
                     world.now + self.client_timeout,
                     self.owner,
-                    self.begun << 3 | GIVE_UP,
+                    self.opened << 3 | GIVE_UP,
                 );
                 let next = (1e9 / self.rate.max(1e-3)) as Nanos;
                 world.set_timer(world.now + next, self.owner, NEW);
@@ -173,13 +173,13 @@ impl Workload for Http {
             RETRY => {
                 // The timer of a stage that is over is ignored.
                 let due = self.open.get_mut(&id).is_some_and(|o| {
-                    let since = if o.stage == Stage::Asked {
-                        o.asked
+                    let since = if o.stage == Stage::Requested {
+                        o.requested_at
                     } else {
                         o.since
                     };
-                    let first = if o.stage == Stage::Asked {
-                        RTO + self.delay.1 + self.delay_from.1
+                    let first = if o.stage == Stage::Requested {
+                        MIN_RTO + self.delay.1 + self.delay_from.1
                     } else {
                         self.syn_retry
                     };
@@ -217,7 +217,7 @@ impl Workload for Http {
     fn on_work_done(&mut self, world: &mut World, id: u64) {
         let mut left = self.page;
         while left > 0 {
-            let part = left.min(SEGMENT);
+            let part = left.min(SEGMENT_BYTES);
             left -= part;
             self.reply(world, id, GET, part + 66);
         }
@@ -225,25 +225,25 @@ impl Workload for Http {
 
     fn on_peer_packet(&mut self, world: &mut World, packet: Packet) {
         let id = packet.tag >> 3;
-        let parts = self.page.div_ceil(SEGMENT);
+        let parts = self.page.div_ceil(SEGMENT_BYTES);
         let Some(open) = self.open.get_mut(&id) else {
             return;
         };
         match (packet.tag & 7, open.stage) {
             (SYN, Stage::Connecting) => {
-                open.stage = Stage::Asked;
-                open.asked = world.now;
+                open.stage = Stage::Requested;
+                open.requested_at = world.now;
                 open.tries = 0;
                 self.connect.push(world.now - open.since);
                 self.attempt(world, id);
             }
-            (GET, Stage::Asked) => {
+            (GET, Stage::Requested) => {
                 open.parts += 1;
-                let (done, asked) = (open.parts >= parts, open.asked);
+                let (done, requested_at) = (open.parts >= parts, open.requested_at);
                 if done {
                     open.stage = Stage::Served;
                     self.answered += 1;
-                    self.respond.push(world.now - asked);
+                    self.respond.push(world.now - requested_at);
                     self.open.remove(&id);
                     // Both ends close the connection.
                     self.send(world, id, ACK, 66);

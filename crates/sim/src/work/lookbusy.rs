@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! lookbusy, after its source: it computes, sleeps, measures what its guest used meanwhile, and computes longer by what was
-//! missing. If it does not get its percentage, it soon hardly sleeps.
+//! lookbusy, after its source: it computes, sleeps, measures what its guest used meanwhile, and computes longer by what
+//! was missing. If it does not get its percentage, it soon hardly sleeps.
 
 use viola_policy::slices::{MS, Nanos};
 
@@ -11,7 +11,7 @@ use crate::world::{Workload, World};
 const ROUND: Nanos = 100 * MS;
 
 /// Computing time of a starved load before it sleeps again, ns; it keeps growing.
-const STARVED: f64 = 1e12;
+const STARVED_BUSY: f64 = 1e12;
 
 /// One lookbusy process.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub struct Lookbusy {
     busy: f64,
     sleep: Nanos,
     began: Nanos,
-    ran: Nanos,
+    ran_before: Nanos,
     rounds: u64,
 }
 
@@ -35,10 +35,10 @@ impl Lookbusy {
             vm,
             percent,
             owner: 0,
-            busy: if starved { STARVED } else { busy },
+            busy: if starved { STARVED_BUSY } else { busy },
             sleep: ROUND - busy as Nanos,
             began: 0,
-            ran: 0,
+            ran_before: 0,
             rounds: 0,
         }
     }
@@ -47,9 +47,9 @@ impl Lookbusy {
         world.cpus.usage(world.vms[self.vm].app).ran
     }
 
-    fn round(&mut self, world: &mut World) {
+    fn start_round(&mut self, world: &mut World) {
         self.began = world.now;
-        self.ran = self.used(world);
+        self.ran_before = self.used(world);
         let vcpu = world.vms[self.vm].app;
         world.work(vcpu, Level::Compute, self.busy as Nanos, self.owner, 0);
     }
@@ -65,13 +65,13 @@ impl Workload for Lookbusy {
 
     fn on_timer(&mut self, world: &mut World, _tag: u64) {
         if self.rounds > 0 {
-            let used = (self.used(world) - self.ran) as f64;
+            let used = (self.used(world) - self.ran_before) as f64;
             let actual = 100.0 * used / (world.now - self.began).max(1) as f64;
             self.busy += (self.percent - actual) * self.busy / 100.0;
             self.busy = self.busy.max(1e4);
         }
         self.rounds += 1;
-        self.round(world);
+        self.start_round(world);
     }
 
     fn on_work_done(&mut self, world: &mut World, _tag: u64) {
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn it_gets_its_percents_where_they_are_to_be_had_and_all_it_can_elsewhere() {
+    fn lookbusy_gets_its_percentage_if_the_core_has_it() {
         for (percent, expected) in [
             (vec![40], vec![0.4]),
             (vec![20, 30, 40], vec![0.2, 0.3, 0.4]),

@@ -50,6 +50,14 @@ impl GuestCosts {
     }
 }
 
+/// A result of [`crate::world::Workload::figures`] by name; NaN if there is none of that name.
+pub fn figure(figures: &[(String, f64)], name: &str) -> f64 {
+    figures
+        .iter()
+        .find(|(n, _)| n == name)
+        .map_or(f64::NAN, |&(_, v)| v)
+}
+
 /// Measured durations, ns.
 #[derive(Debug, Clone, Default)]
 pub struct Durations(Vec<Nanos>);
@@ -136,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_and_jitter_are_what_they_say() {
+    fn quantiles_and_jitter_match_their_definitions() {
         let mut times = Durations::default();
         assert_eq!((times.mean_ms(), times.quantile_ms(0.5)), (0.0, 0.0));
         for t in (1..=100).rev() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Processes that compute in step (Intel MPI benchmarks): in each round every process sends to some of the others and waits
-//! for their messages. Processes that poll while they wait are VMs with a computing load (`CpuLoad::Busy`).
+//! Processes that compute in step (Intel MPI benchmarks): in each round every process sends to some of the others and
+//! waits for their messages. Processes that poll while they wait are VMs with a computing load (`CpuLoad::Busy`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,32 +35,33 @@ pub struct Mpi {
     /// every second one (RFC 1122, section 4.2.3.2).
     pub part: u64,
     /// Warm-up, ns: rounds that end before it are not counted, because not all VMs compute yet.
-    pub warm: Nanos,
+    pub warm_up: Nanos,
     /// One-way delay between the hosts, ns.
     pub delay: Nanos,
     /// Costs of the guests.
     pub costs: GuestCosts,
     owner: usize,
     rounds: u64,
-    /// End of the first round after [`Mpi::warm`] that all processes have finished, of the last one, and rounds in between.
+    /// End of the first round after [`Mpi::warm`] that all processes have finished, of the last one, and rounds in
+    /// between.
     began: Option<Nanos>,
     ended: Nanos,
     counted: u64,
     ranks: Vec<Rank>,
     /// Parts in flight without an acknowledgement, with the number of retransmissions.
-    unanswered: BTreeMap<u64, u32>,
+    unacked: BTreeMap<u64, u32>,
     /// Parts of the latest rounds that arrived.
-    taken: BTreeSet<u64>,
+    received: BTreeSet<u64>,
     retries: u64,
 }
 
 #[derive(Debug, Clone, Default)]
 struct Rank {
     /// By sender: parts read so far, of all rounds.
-    came: Vec<u64>,
+    arrived: Vec<u64>,
     /// By receiver: parts of this round that were sent, and that were acknowledged.
-    begun: Vec<u64>,
-    answered: Vec<u64>,
+    sent_parts: Vec<u64>,
+    acked_parts: Vec<u64>,
     /// Messages of this round that were sent and acknowledged completely.
     sent: u32,
     round: u64,
@@ -70,7 +71,7 @@ struct Rank {
 
 /// A tag: sender, receiver, round, part and kind.
 #[derive(Debug, Clone, Copy)]
-struct Mark {
+struct Tag {
     from: usize,
     to: usize,
     round: u64,
@@ -79,21 +80,21 @@ struct Mark {
 }
 
 /// Linux's minimum retransmission timeout.
-const RTO: Nanos = 200 * MS;
+const MIN_RTO: Nanos = 200 * MS;
 
 /// Position of the round in a tag: the highest bits.
-const ROUND: u32 = 34;
+const ROUND_SHIFT: u32 = 34;
 const DATA: u64 = 0;
-const READ: u64 = 1;
-const ANSWER: u64 = 2;
+const READ_DONE: u64 = 1;
+const ACK: u64 = 2;
 
-impl Mark {
+impl Tag {
     fn pack(self) -> u64 {
         self.kind
             | (self.from as u64) << 2
             | (self.to as u64) << 10
             | (self.part & 0xffff) << 18
-            | (self.round & 0x3fff_ffff) << ROUND
+            | (self.round & 0x3fff_ffff) << ROUND_SHIFT
     }
 
     fn of(tag: u64) -> Self {
@@ -102,7 +103,7 @@ impl Mark {
             from: (tag >> 2 & 0xff) as usize,
             to: (tag >> 10 & 0xff) as usize,
             part: tag >> 18 & 0xffff,
-            round: tag >> ROUND,
+            round: tag >> ROUND_SHIFT,
         }
     }
 }
@@ -116,9 +117,9 @@ impl Mpi {
         costs: GuestCosts,
     ) -> Self {
         let rank = Rank {
-            came: vec![0; vms.len()],
-            begun: vec![0; vms.len()],
-            answered: vec![0; vms.len()],
+            arrived: vec![0; vms.len()],
+            sent_parts: vec![0; vms.len()],
+            acked_parts: vec![0; vms.len()],
             ..Rank::default()
         };
         let ranks = vec![rank; vms.len()];
@@ -128,7 +129,7 @@ impl Mpi {
             message: message.max(1),
             window: 64 << 10,
             part: 2 * 1448,
-            warm: 1_000 * MS,
+            warm_up: 1_000 * MS,
             delay: 50_000,
             costs,
             owner: 0,
@@ -137,8 +138,8 @@ impl Mpi {
             ended: 0,
             counted: 0,
             ranks,
-            unanswered: BTreeMap::new(),
-            taken: BTreeSet::new(),
+            unacked: BTreeMap::new(),
+            received: BTreeSet::new(),
             retries: 0,
         }
     }
@@ -163,33 +164,33 @@ impl Mpi {
         (self.message - part * self.part()).min(self.part())
     }
 
-    /// The process of `mark.from` writes its next part into the socket, if there is one.
-    fn begin_part(&mut self, world: &mut World, mark: Mark) {
-        let part = self.ranks[mark.from].begun[mark.to];
+    /// The process of `id.from` writes its next part into the socket, if there is one.
+    fn send_part(&mut self, world: &mut World, id: Tag) {
+        let part = self.ranks[id.from].sent_parts[id.to];
         if part >= self.parts() {
             return;
         }
-        self.ranks[mark.from].begun[mark.to] += 1;
-        let mark = Mark { part, ..mark };
-        let bytes = self.bytes(mark.part);
+        self.ranks[id.from].sent_parts[id.to] += 1;
+        let id = Tag { part, ..id };
+        let bytes = self.bytes(id.part);
         let packets = bytes.div_ceil(1448);
         let cost = self.costs.blocking_call(bytes) + packets * self.costs.send;
-        let vcpu = world.vms[self.vms[mark.from].0].app;
+        let vcpu = world.vms[self.vms[id.from].0].app;
         world.work(
             vcpu,
             Level::App,
             cost,
             self.owner,
-            Mark { kind: DATA, ..mark }.pack(),
+            Tag { kind: DATA, ..id }.pack(),
         );
     }
 
     fn begin_round(&mut self, world: &mut World, rank: usize) {
         let round = self.ranks[rank].round;
-        self.ranks[rank].begun.fill(0);
-        self.ranks[rank].answered.fill(0);
+        self.ranks[rank].sent_parts.fill(0);
+        self.ranks[rank].acked_parts.fill(0);
         for to in self.targets(rank) {
-            let mark = Mark {
+            let id = Tag {
                 from: rank,
                 to,
                 round,
@@ -197,12 +198,12 @@ impl Mpi {
                 kind: DATA,
             };
             for _ in 0..(self.window / self.part()).max(1) {
-                self.begin_part(world, mark);
+                self.send_part(world, id);
             }
         }
     }
 
-    fn carry(&mut self, world: &mut World, from: usize, to: usize, tag: u64, bytes: u64) {
+    fn send_packet(&mut self, world: &mut World, from: usize, to: usize, tag: u64, bytes: u64) {
         let packet = Packet {
             owner: self.owner,
             tag,
@@ -217,12 +218,12 @@ impl Mpi {
         }
     }
 
-    fn check(&mut self, world: &mut World, rank: usize) {
+    fn finish_round_if_complete(&mut self, world: &mut World, rank: usize) {
         let sends = self.targets(rank).len() as u32;
         let round = self.ranks[rank].round;
         let whole = (0..self.vms.len())
             .filter(|&from| self.targets(from).contains(&rank))
-            .all(|from| self.ranks[rank].came[from] >= (round + 1) * self.parts());
+            .all(|from| self.ranks[rank].arrived[from] >= (round + 1) * self.parts());
         let r = &mut self.ranks[rank];
         if whole && r.sent >= sends {
             r.sent = 0;
@@ -232,13 +233,13 @@ impl Mpi {
             if rounds > self.rounds {
                 if self.began.is_some() {
                     self.counted += rounds - self.rounds;
-                } else if world.now >= self.warm {
+                } else if world.now >= self.warm_up {
                     self.began = Some(world.now);
                 }
                 self.rounds = rounds;
                 self.ended = world.now;
                 // Parts of rounds that all have finished are not sent again.
-                self.taken = self.taken.split_off(&(rounds << ROUND));
+                self.received = self.received.split_off(&(rounds << ROUND_SHIFT));
             }
             self.begin_round(world, rank);
         }
@@ -255,75 +256,66 @@ impl Workload for Mpi {
 
     /// A part or its acknowledgement was lost: TCP sends it again.
     fn on_timer(&mut self, world: &mut World, tag: u64) {
-        let Some(tries) = self.unanswered.get_mut(&tag) else {
+        let Some(tries) = self.unacked.get_mut(&tag) else {
             return;
         };
         *tries += 1;
-        let wait = RTO << (*tries).min(6);
+        let wait = MIN_RTO << (*tries).min(6);
         self.retries += 1;
-        let mark = Mark::of(tag);
-        self.carry(world, mark.from, mark.to, tag, self.bytes(mark.part));
+        let id = Tag::of(tag);
+        self.send_packet(world, id.from, id.to, tag, self.bytes(id.part));
         world.set_timer(world.now + wait, self.owner, tag);
     }
 
     fn on_work_done(&mut self, world: &mut World, tag: u64) {
-        let mark = Mark::of(tag);
-        match mark.kind {
+        let id = Tag::of(tag);
+        match id.kind {
             DATA => {
-                self.unanswered.insert(tag, 0);
-                self.carry(world, mark.from, mark.to, tag, self.bytes(mark.part));
-                world.set_timer(world.now + RTO, self.owner, tag);
+                self.unacked.insert(tag, 0);
+                self.send_packet(world, id.from, id.to, tag, self.bytes(id.part));
+                world.set_timer(world.now + MIN_RTO, self.owner, tag);
             }
             _ => {
                 // The process has read the part: the window opens, and the message may be complete.
-                self.carry(
-                    world,
-                    mark.to,
-                    mark.from,
-                    Mark {
-                        kind: ANSWER,
-                        ..mark
-                    }
-                    .pack(),
-                    0,
-                );
-                self.ranks[mark.to].came[mark.from] += 1;
-                if self.ranks[mark.to].came[mark.from].is_multiple_of(self.parts()) {
-                    self.check(world, mark.to);
+                self.send_packet(world, id.to, id.from, Tag { kind: ACK, ..id }.pack(), 0);
+                self.ranks[id.to].arrived[id.from] += 1;
+                if self.ranks[id.to].arrived[id.from].is_multiple_of(self.parts()) {
+                    self.finish_round_if_complete(world, id.to);
                 }
             }
         }
     }
 
     fn on_packet(&mut self, world: &mut World, vm: usize, packet: Packet) {
-        let mark = Mark::of(packet.tag);
-        if mark.kind == DATA {
-            if !self.taken.insert(packet.tag) {
+        let id = Tag::of(packet.tag);
+        if id.kind == DATA {
+            if !self.received.insert(packet.tag) {
                 // A retransmission, because the acknowledgement was lost: acknowledge it again.
-                let answer = Mark {
-                    kind: ANSWER,
-                    ..mark
-                };
-                self.carry(world, mark.to, mark.from, answer.pack(), 0);
+                let answer = Tag { kind: ACK, ..id };
+                self.send_packet(world, id.to, id.from, answer.pack(), 0);
                 return;
             }
-            let cost = self.costs.blocking_call(self.bytes(mark.part));
-            let tag = Mark { kind: READ, ..mark }.pack();
+            let cost = self.costs.blocking_call(self.bytes(id.part));
+            let tag = Tag {
+                kind: READ_DONE,
+                ..id
+            }
+            .pack();
             world.work(world.vms[vm].app, Level::App, cost, self.owner, tag);
         } else if self
-            .unanswered
-            .remove(&Mark { kind: DATA, ..mark }.pack())
+            .unacked
+            .remove(&Tag { kind: DATA, ..id }.pack())
             .is_none()
         {
             // A repeated acknowledgement.
         } else {
-            let answered = &mut self.ranks[mark.from].answered[mark.to];
-            *answered += 1;
-            if *answered < self.parts() {
-                self.begin_part(world, mark);
+            let acked_parts = &mut self.ranks[id.from].acked_parts[id.to];
+            *acked_parts += 1;
+            if *acked_parts < self.parts() {
+                self.send_part(world, id);
             } else {
-                self.ranks[mark.from].sent += 1;
-                self.check(world, mark.from);
+                self.ranks[id.from].sent += 1;
+                self.finish_round_if_complete(world, id.from);
             }
         }
     }
@@ -377,8 +369,8 @@ mod tests {
             4096,
             setup.costs,
         );
-        let mut round = |warm| {
-            job.warm = warm;
+        let mut round = |warm_up| {
+            job.warm_up = warm_up;
             let mut sim = setup.simulation(vec![Box::new(job.clone())], 1);
             sim.run(5_000 * MS);
             sim.workloads[0].figures(&sim.world)[0].1
@@ -389,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_slides_with_what_is_answered() {
+    fn a_window_slides_with_acknowledgements() {
         let setup = HostSetup {
             cores: 2,
             vms: vec![
@@ -408,7 +400,7 @@ mod tests {
                 1 << 20,
                 setup.costs,
             );
-            (job.part, job.warm) = (part, 0);
+            (job.part, job.warm_up) = (part, 0);
             let mut sim = setup.simulation(vec![Box::new(job)], 1);
             sim.run(1_000 * MS);
             sim.workloads[0].figures(&sim.world)[0].1

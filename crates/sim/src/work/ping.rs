@@ -16,7 +16,7 @@ pub struct Ping {
     /// Pause between requests, uniform within these bounds, ns.
     pub pause: (Nanos, Nanos),
     /// Whether the pause begins with the answer instead of the last request (as of the program ping).
-    pub waits: bool,
+    pub waits_for_answer: bool,
     /// One-way delay, ns.
     pub delay: Nanos,
     /// Size of a packet with headers, bytes.
@@ -26,14 +26,14 @@ pub struct Ping {
     /// Costs of the guest.
     pub costs: GuestCosts,
     owner: usize,
-    sent: Nanos,
+    sent_at: Nanos,
     times: Durations,
     number: u64,
     lost: u64,
 }
 
 /// A request without an answer for this long is lost, and the next one is sent.
-const LOST: Nanos = 1_000_000_000;
+const ANSWER_TIMEOUT: Nanos = 1_000_000_000;
 
 impl Ping {
     /// A peer that waits for answers.
@@ -41,13 +41,13 @@ impl Ping {
         Self {
             vm,
             pause,
-            waits: true,
+            waits_for_answer: true,
             delay,
             bytes: 98,
             process: None,
             costs,
             owner: 0,
-            sent: 0,
+            sent_at: 0,
             times: Durations::default(),
             number: 0,
             lost: 0,
@@ -80,16 +80,20 @@ impl Workload for Ping {
         // Tag 0 sends a request; the number of a request checks whether it is lost.
         if tag == 0 {
             self.number += 1;
-            self.sent = world.now;
+            self.sent_at = world.now;
             let packet = Packet {
                 owner: self.owner,
-                tag: if self.waits { self.number } else { world.now },
+                tag: if self.waits_for_answer {
+                    self.number
+                } else {
+                    world.now
+                },
                 bytes: self.bytes,
                 stream: false,
             };
             world.send_in(self.vm, packet, self.delay);
-            if self.waits {
-                world.set_timer(world.now + LOST, self.owner, self.number);
+            if self.waits_for_answer {
+                world.set_timer(world.now + ANSWER_TIMEOUT, self.owner, self.number);
             } else {
                 self.pause(world);
             }
@@ -114,10 +118,10 @@ impl Workload for Ping {
     }
 
     fn on_peer_packet(&mut self, world: &mut World, packet: Packet) {
-        if !self.waits {
+        if !self.waits_for_answer {
             self.times.push(world.now - packet.tag);
         } else if packet.tag == self.number && self.times.count() as u64 + self.lost < packet.tag {
-            self.times.push(world.now - self.sent);
+            self.times.push(world.now - self.sent_at);
             self.pause(world);
         }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Voice and video: small packets at a fixed rate, to a VM or from it, on a path with random delay. They are datagrams, or a
-//! stream whose sender holds small segments back while one is not acknowledged (Nagle, RFC 896).
+//! Voice and video: small packets at a fixed rate, to a VM or from it, on a path with random delay. They are datagrams,
+//! or a stream whose sender holds small segments back while one is not acknowledged (Nagle, RFC 896).
 
 use std::collections::VecDeque;
 
@@ -48,8 +48,9 @@ pub struct MediaStream {
     pub playout: Nanos,
     /// The peer echoes each packet, and the VM's process measures the time since it was due ([`Direction::Down`]).
     pub echo: bool,
-    /// All packets go over one TCP connection whose peer answers at once: Linux acknowledges a stream of small segments without
-    /// delay once its process has read them. Needs [`MediaStream::echo`]; the answer is the acknowledgement too.
+    /// All packets go over one TCP connection whose peer answers at once: Linux acknowledges a stream of small segments
+    /// without delay once its process has read them. Needs [`MediaStream::echo`]; the answer is the acknowledgement
+    /// too.
     pub stream: bool,
     /// Costs of the guest.
     pub costs: GuestCosts,
@@ -62,10 +63,10 @@ pub struct MediaStream {
     /// By line.
     jitter: Vec<Jitter>,
     transit: Durations,
-    trips: Durations,
-    least: Nanos,
+    round_trips: Durations,
+    min_transit: Nanos,
     sent: u64,
-    came: u64,
+    arrived: u64,
     discarded: u64,
 }
 
@@ -106,10 +107,10 @@ impl MediaStream {
             sent_segments: 0,
             jitter: Vec::new(),
             transit: Durations::default(),
-            trips: Durations::default(),
-            least: Nanos::MAX,
+            round_trips: Durations::default(),
+            min_transit: Nanos::MAX,
             sent: 0,
-            came: 0,
+            arrived: 0,
             discarded: 0,
         }
     }
@@ -128,10 +129,10 @@ impl MediaStream {
             return;
         }
         self.sent_segments += 1;
-        let inside = std::mem::take(&mut self.held);
+        let packets_of = std::mem::take(&mut self.held);
         let mut packet = self.packet(self.sent_segments);
-        packet.bytes = (packet.bytes - HEADERS) * inside.len() as u32 + HEADERS;
-        self.segments.push_back((self.sent_segments, inside));
+        packet.bytes = (packet.bytes - HEADERS) * packets_of.len() as u32 + HEADERS;
+        self.segments.push_back((self.sent_segments, packets_of));
         let delay = self.delay_from(world);
         if !world.send_out(self.vm, packet, delay) {
             // Small segments hardly ever find a full queue. Packets of one that does are missing in the figures only.
@@ -141,16 +142,16 @@ impl MediaStream {
     }
 
     /// The packets of a segment in flight.
-    fn inside(&self, segment: u64) -> Option<&(u64, Vec<u64>)> {
+    fn packets_of(&self, segment: u64) -> Option<&(u64, Vec<u64>)> {
         self.segments.iter().find(|(number, _)| *number == segment)
     }
 
-    fn came(&mut self, world: &World, tag: u64) {
+    fn arrived(&mut self, world: &World, tag: u64) {
         let (line, sent) = (tag % self.lines, tag / self.lines);
         let transit = world.now - sent;
-        self.came += 1;
-        self.least = self.least.min(transit);
-        if transit > self.least + self.playout {
+        self.arrived += 1;
+        self.min_transit = self.min_transit.min(transit);
+        if transit > self.min_transit + self.playout {
             self.discarded += 1;
         }
         self.transit.push(transit);
@@ -203,21 +204,21 @@ impl Workload for MediaStream {
             while let Some((number, _)) = self.segments.front()
                 && *number <= tag & !ECHO
             {
-                let (_, inside) = self.segments.pop_front().unwrap_or_default();
+                let (_, packets_of) = self.segments.pop_front().unwrap_or_default();
                 let lines = self.lines;
-                inside
+                packets_of
                     .iter()
-                    .for_each(|tag| self.trips.push(now - tag / lines));
+                    .for_each(|tag| self.round_trips.push(now - tag / lines));
             }
             return;
         }
         if tag & ECHO != 0 {
             let due = (tag & !ECHO) / self.lines;
-            self.trips.push(world.now - due);
+            self.round_trips.push(world.now - due);
             return;
         }
         match self.direction {
-            Direction::Up => self.came(world, tag),
+            Direction::Up => self.arrived(world, tag),
             Direction::Down if self.stream => {
                 self.held.push(tag);
                 self.flush(world);
@@ -231,12 +232,12 @@ impl Workload for MediaStream {
 
     fn on_peer_packet(&mut self, world: &mut World, packet: Packet) {
         if self.stream {
-            let inside = self.inside(packet.tag).map(|(_, all)| all.clone());
-            for tag in inside.unwrap_or_default() {
-                self.came(world, tag);
+            let packets_of = self.packets_of(packet.tag).map(|(_, all)| all.clone());
+            for tag in packets_of.unwrap_or_default() {
+                self.arrived(world, tag);
             }
         } else {
-            self.came(world, packet.tag);
+            self.arrived(world, packet.tag);
         }
         if self.echo {
             let delay = self.delay(world);
@@ -249,17 +250,17 @@ impl Workload for MediaStream {
         let jitter = self.jitter.iter().map(Jitter::mean_ms).sum::<f64>() / lines;
         // Packets in flight are not lost: at most what was sent during the longest transit.
         let under_way = self.lines as f64 * self.transit.quantile_ms(1.0) * 1e6 / self.every as f64;
-        let lost = (self.sent as f64 - self.came as f64 - under_way).max(0.0);
+        let lost = (self.sent as f64 - self.arrived as f64 - under_way).max(0.0);
         let _ = world;
         vec![
-            ("came".into(), self.came as f64),
+            ("came".into(), self.arrived as f64),
             ("jitter ms".into(), jitter),
             ("transit mean ms".into(), self.transit.mean_ms()),
-            ("trip mean ms".into(), self.trips.mean_ms()),
+            ("trip mean ms".into(), self.round_trips.mean_ms()),
             ("lost %".into(), 100.0 * lost / self.sent.max(1) as f64),
             (
                 "discarded %".into(),
-                100.0 * self.discarded as f64 / self.came.max(1) as f64,
+                100.0 * self.discarded as f64 / self.arrived.max(1) as f64,
             ),
         ]
     }
@@ -269,9 +270,11 @@ impl Workload for MediaStream {
 mod tests {
     use super::*;
     use crate::setup::{HostSetup, VmSetup};
+    use crate::work::figure;
     use viola_policy::slices::MS;
 
-    /// Packets sent, messages that arrived and the mean trip (ms) of a second with a message each 10 ms and an answer after 30 ms.
+    /// Packets sent, messages that arrived and the mean trip (ms) of a second with a message each 10 ms and an answer
+    /// after 30 ms.
     fn second(stream: bool) -> (u64, u64, f64) {
         let setup = HostSetup {
             vms: vec![VmSetup::default()],
@@ -284,12 +287,7 @@ mod tests {
         let mut sim = setup.simulation(vec![Box::new(media)], 1);
         sim.run(1_000 * MS);
         let figures = sim.workloads[0].figures(&sim.world);
-        let get = |name: &str| {
-            figures
-                .iter()
-                .find(|f| f.0 == name)
-                .map_or(f64::NAN, |f| f.1)
-        };
+        let get = |name| figure(&figures, name);
         (
             sim.world.nics[0].sent,
             get("came") as u64,
@@ -298,13 +296,19 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_has_one_small_segment_under_way_and_datagrams_as_many_as_there_are() {
-        let (sent, came, trip) = second(false);
-        assert!((99..=100).contains(&sent) && came >= 99, "{sent} {came}");
+    fn a_stream_has_one_small_segment_in_flight_and_datagrams_any_number() {
+        let (sent, arrived, trip) = second(false);
+        assert!(
+            (99..=100).contains(&sent) && arrived >= 99,
+            "{sent} {arrived}"
+        );
         assert!((30.0..31.0).contains(&trip), "{trip}");
         // One goes alone. Those of the 30 ms until its answer go together, after 10 or 20 ms or at once.
-        let (sent, came, trip) = second(true);
-        assert!((32..=35).contains(&sent) && came >= 96, "{sent} {came}");
+        let (sent, arrived, trip) = second(true);
+        assert!(
+            (32..=35).contains(&sent) && arrived >= 96,
+            "{sent} {arrived}"
+        );
         assert!((38.0..46.0).contains(&trip), "{trip}");
     }
 }

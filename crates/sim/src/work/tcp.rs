@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One TCP connection from a peer into a VM: slow start, congestion avoidance, SACK recovery, RTO; delayed
-//! acknowledgements, and the backlog while a process owns the socket (vTurbo paper, sections 2 and 3.2). Prequeues are not
-//! modelled, because less than 0.1 % of the packets go through one (section 4).
+//! acknowledgements, and the backlog while a process owns the socket (vTurbo paper, sections 2 and 3.2). Prequeues are
+//! not modelled, because less than 0.1 % of the packets go through one (section 4).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -68,9 +68,9 @@ struct Sender {
     sacked: BTreeSet<u64>,
     lost: BTreeSet<u64>,
     /// Retransmitted segments, each with the next new segment at that time.
-    again: BTreeMap<u64, u64>,
+    retransmissions: BTreeMap<u64, u64>,
     /// Segments below were checked for loss.
-    judged: u64,
+    checked_below: u64,
     recover: Option<u64>,
     srtt: Option<(f64, f64)>,
     backoff: u32,
@@ -107,7 +107,7 @@ impl Sender {
 #[derive(Debug, Default)]
 struct Receiver {
     next: u64,
-    early: BTreeSet<u64>,
+    out_of_order: BTreeSet<u64>,
     queued: u64,
     backlog: VecDeque<(u64, Nanos)>,
     /// Next segment that the early acknowledgement expects (bl.nxt), while it is active.
@@ -133,7 +133,7 @@ pub struct Tcp {
     sender: Sender,
     receiver: Receiver,
     acks: VecDeque<Ack>,
-    acks_before: u64,
+    acks_removed: u64,
     sent_at: VecDeque<(u64, Nanos)>,
     finished: Option<Nanos>,
 }
@@ -144,7 +144,7 @@ const DELAYED: u64 = 1;
 /// The sender begins.
 const BEGIN: u64 = u64::MAX;
 /// Delay of a delayed acknowledgement.
-const DELAY: Nanos = 40 * MS;
+const DELAYED_ACK_TIMEOUT: Nanos = 40 * MS;
 
 impl Tcp {
     /// An established connection to `vm`.
@@ -163,8 +163,8 @@ impl Tcp {
                 ssthresh: f64::INFINITY,
                 sacked: BTreeSet::new(),
                 lost: BTreeSet::new(),
-                again: BTreeMap::new(),
-                judged: 0,
+                retransmissions: BTreeMap::new(),
+                checked_below: 0,
                 recover: None,
                 srtt: None,
                 backoff: 0,
@@ -174,7 +174,7 @@ impl Tcp {
             },
             receiver: Receiver::default(),
             acks: VecDeque::new(),
-            acks_before: 0,
+            acks_removed: 0,
             sent_at: VecDeque::new(),
             finished: None,
         }
@@ -193,7 +193,8 @@ impl Tcp {
     fn send(&mut self, world: &mut World) {
         while (self.sender.pipe() as f64) < self.sender.cwnd.max(1.0) {
             if world.wires.sender_full(world.now) {
-                // The window shrinks as after a loss, but nothing is lost (tcp_enter_cwr); acknowledgements send the rest.
+                // The window shrinks as after a loss, but nothing is lost (tcp_enter_cwr); acknowledgements send the
+                // rest.
                 let s = &mut self.sender;
                 if s.recover.is_none() {
                     s.recover = Some(s.next);
@@ -204,7 +205,9 @@ impl Tcp {
             }
             if let Some(segment) = self.sender.lost.pop_first() {
                 self.sender.retransmitted += 1;
-                self.sender.again.insert(segment, self.sender.next);
+                self.sender
+                    .retransmissions
+                    .insert(segment, self.sender.next);
                 self.transmit(world, segment);
                 continue;
             }
@@ -248,7 +251,7 @@ impl Tcp {
             s.una = ack.next;
             s.sacked = s.sacked.split_off(&ack.next);
             s.lost = s.lost.split_off(&ack.next);
-            s.again = s.again.split_off(&ack.next);
+            s.retransmissions = s.retransmissions.split_off(&ack.next);
             s.backoff = 0;
             s.timer = 0;
             match s.recover {
@@ -266,23 +269,23 @@ impl Tcp {
             && s.sacked.insert(segment)
         {
             s.lost.remove(&segment);
-            s.again.remove(&segment);
+            s.retransmissions.remove(&segment);
             // Three later segments arrived: those missing below are lost (RFC 6675).
             let highest = *s.sacked.last().unwrap_or(&segment);
             let below = highest.saturating_sub(2);
             // A retransmission is lost too when a segment that was first sent after it has arrived (Linux's
             // tcp_mark_lost_retrans).
-            let again = s.again.iter().filter(|&(_, next)| *next < below);
-            let gone: Vec<u64> = again.map(|(segment, _)| *segment).collect();
+            let retransmissions = s.retransmissions.iter().filter(|&(_, next)| *next < below);
+            let gone: Vec<u64> = retransmissions.map(|(segment, _)| *segment).collect();
             for segment in gone {
-                s.again.remove(&segment);
+                s.retransmissions.remove(&segment);
                 s.lost.insert(segment);
             }
-            let from = s.judged.max(s.una);
+            let from = s.checked_below.max(s.una);
             if s.sacked.len() >= 3 && from < below {
                 let holes = (from..below).filter(|k| !s.sacked.contains(k));
                 s.lost.extend(holes);
-                s.judged = below;
+                s.checked_below = below;
                 if s.recover.is_none() && !s.lost.is_empty() {
                     s.recover = Some(s.next);
                     s.ssthresh = (s.cwnd * self.config.beta).max(2.0);
@@ -301,8 +304,8 @@ impl Tcp {
         s.recover = None;
         s.backoff += 1;
         s.lost = (s.una..s.next).filter(|k| !s.sacked.contains(k)).collect();
-        s.again.clear();
-        s.judged = s.next;
+        s.retransmissions.clear();
+        s.checked_below = s.next;
         s.timer = 0;
         self.sent_at.clear();
         self.send(world);
@@ -311,7 +314,7 @@ impl Tcp {
     /// Window offered beyond `next`, segments.
     fn window(&self, next: u64) -> u64 {
         let r = &self.receiver;
-        let held = r.queued + r.early.len() as u64 + r.backlog.len() as u64;
+        let held = r.queued + r.out_of_order.len() as u64 + r.backlog.len() as u64;
         let free = (self.config.buffer / u64::from(self.config.segment)).saturating_sub(held);
         // The right edge of the window never moves back (RFC 1122, section 4.2.2.16).
         free.max(r.offered.saturating_sub(next))
@@ -326,7 +329,7 @@ impl Tcp {
         self.acks.push_back(ack);
         let packet = Packet {
             owner: self.owner,
-            tag: self.acks_before + self.acks.len() as u64 - 1,
+            tag: self.acks_removed + self.acks.len() as u64 - 1,
             bytes: 90,
             stream: false,
         };
@@ -334,12 +337,12 @@ impl Tcp {
     }
 
     /// A segment reaches the socket's receive queue.
-    fn take(&mut self, world: &mut World, segment: u64, quiet: bool) {
+    fn receive_segment(&mut self, world: &mut World, segment: u64, quiet: bool) {
         let r = &mut self.receiver;
         if segment == r.next {
             r.next += 1;
             r.queued += 1;
-            while r.early.remove(&r.next) {
+            while r.out_of_order.remove(&r.next) {
                 r.next += 1;
                 r.queued += 1;
             }
@@ -347,20 +350,24 @@ impl Tcp {
             let next = r.next;
             if quiet {
                 r.unacked = 0;
-            } else if r.unacked >= 2 || !r.early.is_empty() {
+            } else if r.unacked >= 2 || !r.out_of_order.is_empty() {
                 self.acknowledge(world, next, None);
             } else if r.delayed == 0 {
                 r.delayed = world.now;
-                world.set_timer(world.now + DELAY, self.owner, world.now << 1 | DELAYED);
+                world.set_timer(
+                    world.now + DELAYED_ACK_TIMEOUT,
+                    self.owner,
+                    world.now << 1 | DELAYED,
+                );
             }
         } else {
-            let sack = (segment > r.next && r.early.insert(segment)).then_some(segment);
+            let sack = (segment > r.next && r.out_of_order.insert(segment)).then_some(segment);
             let next = r.next;
             self.acknowledge(world, next, sack);
         }
     }
 
-    fn read_on(&mut self, world: &mut World, woken: bool) {
+    fn start_read(&mut self, world: &mut World, woken: bool) {
         let r = &mut self.receiver;
         if r.reading == 0 && r.queued > 0 {
             let most = (self.config.recv / u64::from(self.config.segment)).max(1);
@@ -399,7 +406,7 @@ impl Workload for Tcp {
         let limit = 2 * self.config.buffer / u64::from(self.config.segment);
         let r = &mut self.receiver;
         if r.reading == 0 {
-            self.take(world, segment, false);
+            self.receive_segment(world, segment, false);
         } else if r.queued + r.backlog.len() as u64 >= limit {
             r.dropped += 1;
         } else {
@@ -407,7 +414,7 @@ impl Workload for Tcp {
             r.backlog.push_back((segment, world.now));
             if self.config.early_ack {
                 let expected = match r.early_next {
-                    None if r.early.is_empty() && r.backlog.len() == 1 => r.next,
+                    None if r.out_of_order.is_empty() && r.backlog.len() == 1 => r.next,
                     None => u64::MAX,
                     Some(next) => next,
                 };
@@ -422,7 +429,7 @@ impl Workload for Tcp {
                 }
             }
         }
-        self.read_on(world, true);
+        self.start_read(world, true);
     }
 
     fn on_work_done(&mut self, world: &mut World, _tag: u64) {
@@ -439,7 +446,7 @@ impl Workload for Tcp {
         let acked = r.early_acked;
         let backlog = std::mem::take(&mut r.backlog);
         for (segment, _) in backlog {
-            self.take(world, segment, segment < acked);
+            self.receive_segment(world, segment, segment < acked);
         }
         // A window update when a nearly closed window opens.
         let all = self.config.buffer / u64::from(self.config.segment);
@@ -447,17 +454,17 @@ impl Workload for Tcp {
             let next = self.receiver.next;
             self.acknowledge(world, next, None);
         }
-        self.read_on(world, false);
+        self.start_read(world, false);
     }
 
     fn on_peer_packet(&mut self, world: &mut World, packet: Packet) {
         // Skip acknowledgements that were dropped on the way out.
-        while self.acks_before < packet.tag {
+        while self.acks_removed < packet.tag {
             self.acks.pop_front();
-            self.acks_before += 1;
+            self.acks_removed += 1;
         }
         if let Some(ack) = self.acks.pop_front() {
-            self.acks_before += 1;
+            self.acks_removed += 1;
             self.acknowledged(world, ack);
         }
     }

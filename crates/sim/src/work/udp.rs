@@ -61,7 +61,7 @@ impl Udp {
     }
 
     /// Reads what waits. `woken`: the process waited for it.
-    fn read_on(&mut self, world: &mut World, vm: usize, woken: bool) {
+    fn start_read(&mut self, world: &mut World, vm: usize, woken: bool) {
         if self.reading == 0 && !self.socket.is_empty() {
             self.reading = self.socket.len().min(self.burst);
             let wake = if woken { self.costs.wake } else { 0 };
@@ -106,7 +106,7 @@ impl Workload for Udp {
         } else {
             self.socket.push_back(packet.tag);
         }
-        self.read_on(world, vm, true);
+        self.start_read(world, vm, true);
     }
 
     fn on_work_done(&mut self, world: &mut World, tag: u64) {
@@ -115,7 +115,7 @@ impl Workload for Udp {
         }
         self.read += self.reading as u64;
         self.reading = 0;
-        self.read_on(world, tag as usize, false);
+        self.start_read(world, tag as usize, false);
     }
 
     fn figures(&self, world: &World) -> Vec<(String, f64)> {
@@ -135,6 +135,7 @@ impl Workload for Udp {
 mod tests {
     use super::*;
     use crate::setup::{HostSetup, VmSetup};
+    use crate::work::figure;
     use crate::world::Simulation;
     use viola_policy::slices::MS;
 
@@ -155,12 +156,7 @@ mod tests {
             let mut sim: Simulation = setup.simulation(vec![Box::new(udp)], 1);
             sim.run(1_000 * MS);
             let figures = sim.workloads[0].figures(&sim.world);
-            let get = |name: &str| {
-                figures
-                    .iter()
-                    .find(|f| f.0 == name)
-                    .map_or(f64::NAN, |f| f.1)
-            };
+            let get = |name| figure(&figures, name);
             (get("sent") - get("socket drops")).round() as i64
         };
         // One datagram may still be in flight.

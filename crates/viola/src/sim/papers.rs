@@ -82,7 +82,7 @@ pub(super) fn summary(all: &Papers) -> String {
     let shapes = all
         .rows
         .iter()
-        .filter(|r| matches!(r.claim, Claim::Shape(_)))
+        .filter(|r| matches!(r.claim, Claim::Statement(_)))
         .count();
     format!(
         "Rows that agree: {} of those looked at, {} of those held out, {} of the lab's own. {shapes} rows are judged by shape, as only a figure \
@@ -111,7 +111,7 @@ fn paper(claim: Claim) -> String {
         Claim::Within(low, high) | Claim::Unstated(low, high) => {
             format!("{} .. {}", number(low), number(high))
         }
-        Claim::Shape(_) => "shape".into(),
+        Claim::Statement(_) => "shape".into(),
         Claim::Missing => String::new(),
     }
 }
@@ -136,12 +136,12 @@ pub(super) fn rows(all: &Papers) -> Table {
         table.group(name);
         for row in all.rows.iter().filter(|r| r.paper == id) {
             let what = match row.claim {
-                Claim::Shape(shape) => format!("{}: {shape}", row.what),
+                Claim::Statement(shape) => format!("{}: {shape}", row.what),
                 _ => row.what.clone(),
             };
             let ours = match row.claim {
-                Claim::Shape(_) if row.ours > 0.5 => "holds".into(),
-                Claim::Shape(_) => "does not hold".into(),
+                Claim::Statement(_) if row.ours > 0.5 => "holds".into(),
+                Claim::Statement(_) => "does not hold".into(),
                 Claim::Missing => String::new(),
                 _ => number(row.ours),
             };

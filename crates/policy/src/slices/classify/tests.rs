@@ -58,7 +58,7 @@ fn a_server_that_waits_becomes_latency_sensitive_after_five_windows() {
 }
 
 #[test]
-fn one_that_only_computes_and_one_that_idles_stay_batch() {
+fn computing_and_idle_vms_stay_batch() {
     for (window, why) in [
         (BATCH, "it computes (100 % of the time) and does little I/O"),
         (IDLE, "it neither computes nor does I/O"),
@@ -89,7 +89,7 @@ fn short_runs_after_many_wake_ups_count_as_io() {
 }
 
 #[test]
-fn who_does_not_wait_has_nothing_to_gain() {
+fn a_vm_that_does_not_wait_stays_batch() {
     let (mut c, mut now) = (Classifier::new(Thresholds::default()), 0);
     let verdict = feed(
         &mut c,
@@ -105,7 +105,7 @@ fn who_does_not_wait_has_nothing_to_gain() {
 }
 
 #[test]
-fn it_stays_latency_sensitive_when_that_took_its_wait_away() {
+fn a_vm_stays_latency_sensitive_after_its_wait_is_gone() {
     let (mut c, mut now) = (Classifier::new(Thresholds::default()), 0);
     feed(&mut c, &mut now, &SERVER, 5);
     let verdict = feed(
@@ -121,7 +121,7 @@ fn it_stays_latency_sensitive_when_that_took_its_wait_away() {
 }
 
 #[test]
-fn a_pause_does_not_end_it_but_lasting_quiet_does() {
+fn a_pause_keeps_the_class_and_lasting_quiet_ends_it() {
     let (mut c, mut now) = (Classifier::new(Thresholds::default()), 0);
     feed(&mut c, &mut now, &SERVER, 5);
     for _ in 0..20 {
@@ -145,7 +145,7 @@ fn a_class_is_held_for_ten_seconds() {
     );
     let verdict = feed(&mut c, &mut now, &BATCH, 40);
     assert!(verdict.changed);
-    // And no sooner back.
+    // The way back takes as long.
     assert_eq!(feed(&mut c, &mut now, &SERVER, 99).class, Class::Batch);
     assert_eq!(feed(&mut c, &mut now, &SERVER, 1).class, Class::Ls);
 }
@@ -162,7 +162,7 @@ fn a_load_at_the_threshold_does_not_flap() {
 }
 
 #[test]
-fn advice_tells_the_wait_now_and_after() {
+fn advice_has_the_wait_before_and_after() {
     let measured = advise(Some(17 * MS), 3, 4 * MS, 0.25, 300 * US, []);
     assert_eq!(
         measured.to_string(),

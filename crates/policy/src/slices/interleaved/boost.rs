@@ -20,7 +20,8 @@ impl Interleaved {
         if !boosted || !ready {
             (current_slice, start_lag, stop_lag) = self.boost_range(i, quiet);
             if ready && io == Io::Pending && lag > start_lag {
-                // A packet is worth one microslice, not the whole reserve. What exceeds the reserve the VM would run soon anyway.
+                // A packet is worth one microslice, not the whole reserve. What exceeds the reserve the VM would run
+                // soon anyway.
                 stop_lag = (lag + self.ledger.lag_after(i, micro)).min(self.vms[i].credit);
             }
         } else if io == Io::Unknown {

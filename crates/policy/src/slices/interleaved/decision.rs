@@ -49,8 +49,9 @@ impl Interleaved {
         out.notify_wake = self.needs_wake_notification(&out.ranks);
     }
 
-    /// Whether a wake-up needs a decision. The only VM that wants to run has no budget, so the scheduler must learn of each
-    /// VM that wakes, unless that VM preempts at once and has a budget of its own. While all VMs sleep, all have a budget.
+    /// Whether a wake-up needs a decision. The only VM that wants to run has no budget, so the scheduler must learn of
+    /// each VM that wakes, unless that VM preempts at once and has a budget of its own. While all VMs sleep, all have a
+    /// budget.
     fn needs_wake_notification(&self, ranks: &[Rank]) -> bool {
         if self.contenders != 1 || self.all.len() < 2 {
             return false;
@@ -61,9 +62,9 @@ impl Interleaved {
         lowest.unwrap_or(Rank::Boost) <= running.unwrap_or(Rank::Capped)
     }
 
-    /// Budget of a VM that wakes while at most one VM wants the core. Without contention the scheduler is not asked when an
-    /// LSVM in the background may be boosted again, so the batch VMs that woke before it may delay it by a microslice at
-    /// most.
+    /// Budget of a VM that wakes while at most one VM wants the core. Without contention the scheduler is not asked
+    /// when an LSVM in the background may be boosted again, so the batch VMs that woke before it may delay it by a
+    /// microslice at most.
     fn wake_budget(&self) -> Nanos {
         if self.contenders > 1 {
             return FOREVER;

@@ -41,7 +41,7 @@ fn near(a: Nanos, b: Nanos) -> bool {
 }
 
 #[test]
-fn a_busy_lsvm_among_three_runs_300_us_every_1200() {
+fn a_busy_lsvm_among_three_vms_runs_300_us_every_1200_us() {
     let mut vms = vec![ls(0, 300 * US, Behaviour::Busy)];
     vms.extend((1..4).map(|id| batch(id, Behaviour::Busy)));
     let report = run(&vms, 1000 * MS);
@@ -61,7 +61,7 @@ fn a_busy_lsvm_among_three_runs_300_us_every_1200() {
             report.share(id)
         );
     }
-    // Two rank changes a microslice, two each batch slice (of 4 ms of its own time).
+    // Two rank changes per microslice, and two per batch slice (4 ms of its own run time).
     let expected = 2 * own.len() as u64 + 2 * (750 / 4) + 10;
     assert!(
         report.rank_changes <= expected,
@@ -132,7 +132,7 @@ fn lsvms_alone_share_by_microslices() {
 }
 
 #[test]
-fn nothing_ticks_while_nothing_contends() {
+fn without_contention_there_are_few_decisions() {
     let wakes = |period| Behaviour::Duty {
         period,
         on: 20 * US,
@@ -168,7 +168,7 @@ fn nothing_ticks_while_nothing_contends() {
 }
 
 #[test]
-fn one_that_runs_alone_has_no_limit_and_those_that_would_wait_behind_it_are_reported() {
+fn a_vm_alone_has_no_budget_and_wakes_behind_it_are_notified() {
     let params: Vec<_> = [ls(0, 300 * US, Behaviour::Busy), batch(1, Behaviour::Busy)]
         .map(|vm| vm.params)
         .into();
@@ -177,15 +177,15 @@ fn one_that_runs_alone_has_no_limit_and_those_that_would_wait_behind_it_are_repo
         ..Activity::default()
     };
     let mut out = Decision::default();
-    let mut machine = Interleaved::default();
-    machine.configure(0, &params);
-    machine.decide(0, &[ready, Activity::default()], &mut out);
+    let mut scheduler = Interleaved::default();
+    scheduler.configure(0, &params);
+    scheduler.decide(0, &[ready, Activity::default()], &mut out);
     assert_eq!((out.until, out.budgets[0]), (FOREVER, FOREVER));
     assert!(
         out.notify_wake,
         "batch VM 1 would wait behind the LSVM for ever"
     );
-    machine.decide(
+    scheduler.decide(
         MS,
         &[
             Activity {
@@ -199,9 +199,9 @@ fn one_that_runs_alone_has_no_limit_and_those_that_would_wait_behind_it_are_repo
     assert_eq!((out.until, out.budgets[1]), (FOREVER, FOREVER));
     assert!(!out.notify_wake, "the LSVM preempts");
     assert!(out.budgets[0] < FOREVER);
-    machine.decide(2 * MS, &[ready, ready], &mut out);
+    scheduler.decide(2 * MS, &[ready, ready], &mut out);
     assert!(!out.notify_wake && out.budgets[0] < FOREVER && out.budgets[1] < FOREVER);
-    machine.decide(
+    scheduler.decide(
         3 * MS,
         &[Activity::default(), Activity::default()],
         &mut out,
@@ -237,19 +237,19 @@ fn a_cap_holds_on_an_idle_core_and_is_used_up() {
 
 #[test]
 fn a_stalled_controller_does_not_bar_an_lsvm_for_long() {
-    let mut machine = Interleaved::default();
+    let mut scheduler = Interleaved::default();
     let params = [
         ls(0, 300 * US, Behaviour::Busy).params,
         batch(1, Behaviour::Busy).params,
     ];
     let mut out = Decision::default();
-    machine.configure(0, &params);
+    scheduler.configure(0, &params);
     let ready = Activity {
         runnable: true,
         ..Activity::default()
     };
-    machine.decide(0, &[ready, ready], &mut out);
-    machine.decide(
+    scheduler.decide(0, &[ready, ready], &mut out);
+    scheduler.decide(
         1000 * MS,
         &[
             Activity {
@@ -264,13 +264,13 @@ fn a_stalled_controller_does_not_bar_an_lsvm_for_long() {
     assert!(out.until <= 1017 * MS, "barred until {}", out.until);
 }
 
-/// One LSVM (index 0) and three others, all busy; a packet for the LSVM at each of `packets`. Returns what each
-/// ran, how often the LSVM got the core, and how long each packet waited for it.
+/// One LSVM (index 0) and three batch VMs, all busy, with a packet for the LSVM at each time of `packets`. Returns run
+/// times, how often the LSVM got the core, and the wait of each packet.
 fn with_packets(time: Nanos, packets: &[Nanos]) -> ([Nanos; 4], usize, Vec<Nanos>) {
-    let mut machine = Interleaved::default();
+    let mut scheduler = Interleaved::default();
     let mut params: Vec<Params> = (1..4).map(|id| batch(id, Behaviour::Busy).params).collect();
     params.insert(0, ls(0, 300 * US, Behaviour::Busy).params);
-    machine.configure(0, &params);
+    scheduler.configure(0, &params);
     let (mut now, mut next, mut waits, mut starts) = (0, 0, Vec::new(), 0);
     let (mut ran, mut used, mut arrived) = ([0; 4], [0; 4], None);
     let mut out = Decision::default();
@@ -286,7 +286,7 @@ fn with_packets(time: Nanos, packets: &[Nanos]) -> ([Nanos; 4], usize, Vec<Nanos
             },
             ..Activity::default()
         });
-        machine.decide(now, &seen, &mut out);
+        scheduler.decide(now, &seen, &mut out);
         used = [0; 4];
         let top = (0..4).rev().max_by_key(|&i| out.ranks[i]).unwrap();
         starts += usize::from(top == 0 && !on_core);

@@ -2,7 +2,7 @@
 use super::super::{Class, DEFAULT_WEIGHT, MS};
 use super::*;
 
-/// Gives every VM the rank of its id's parity and asks for nothing.
+/// Ranks VMs by the parity of their ids and never asks to be called.
 struct Fixed;
 
 impl CoreScheduler for Fixed {
@@ -85,7 +85,7 @@ fn equals_run_first_come_first_served() {
 }
 
 #[test]
-fn a_machine_that_never_lets_time_pass_is_found_out() {
+fn a_scheduler_that_does_not_let_time_pass_is_an_error() {
     struct Hasty;
     impl CoreScheduler for Hasty {
         fn configure(&mut self, _: Nanos, _: &[Params]) {}

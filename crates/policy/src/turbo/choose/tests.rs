@@ -18,7 +18,7 @@ fn windows(c: &mut TurboChooser, at: &mut Nanos, n: u32, w: Window) -> Verdict {
 }
 
 #[test]
-fn a_vm_that_streams_and_waits_gets_one_and_keeps_it_until_the_stream_ends() {
+fn a_streaming_vm_that_waits_has_a_turbo_vcpu_until_the_stream_ends() {
     let (mut c, mut at) = (TurboChooser::new(Thresholds::default()), 0);
     assert!(!windows(&mut c, &mut at, 4, STREAM).turbo);
     let v = windows(&mut c, &mut at, 1, STREAM);
@@ -43,7 +43,7 @@ fn a_vm_that_streams_and_waits_gets_one_and_keeps_it_until_the_stream_ends() {
 }
 
 #[test]
-fn one_that_is_flooded_does_better_without_and_is_left_alone_for_longer_each_time() {
+fn a_flooded_vm_loses_its_turbo_vcpu_for_longer_each_time() {
     let (mut c, mut at) = (TurboChooser::new(Thresholds::default()), 0);
     let flood = Window {
         interrupt_load: 0.95,
@@ -92,7 +92,7 @@ fn disk_io_counts_as_packets_do() {
 }
 
 #[test]
-fn one_that_does_not_wait_or_does_little_io_gets_none() {
+fn a_vm_that_does_not_wait_or_does_little_io_gets_none() {
     let (mut c, mut at) = (TurboChooser::new(Thresholds::default()), 0);
     let alone = Window {
         wait: 0.0,
@@ -111,7 +111,7 @@ fn one_that_does_not_wait_or_does_little_io_gets_none() {
 }
 
 #[test]
-fn changes_are_held_apart() {
+fn changes_keep_a_minimum_distance() {
     let thresholds = Thresholds {
         windows: (1, 1),
         ..Thresholds::default()

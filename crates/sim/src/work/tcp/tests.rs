@@ -57,7 +57,7 @@ fn a_transfer_ends_when_it_is_read_not_when_it_is_acknowledged() {
 }
 
 #[test]
-fn the_last_segment_is_acknowledged_though_it_has_no_second() {
+fn a_single_last_segment_is_acknowledged() {
     let config = TcpConfig {
         buffer: 40_000_000,
         early_ack: true,
