@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Who runs next on a core of vTurbo's two pools: the machines of crates/policy (turbo/turns.rs, regular.rs, turbo_core.rs,
+ * Who runs next on a core of vTurbo's two pools: the machines of crates/policy (turbo/fair_queue.rs, regular.rs, turbo_core.rs,
  * reserve.rs, floor.rs), once more for the kernel, as slices.h is the one of ordinary cores. The same test replays random
  * histories through both, and what is said there of the why is not said again here.
  *
@@ -104,7 +104,7 @@ __small u64 reserve_budget(const struct vm_row *vm)
 	return vm->due_known ? RESERVE_RECHECK_INTERVAL : ACCOUNTING_INTERVAL;
 }
 
-/* Turns: policy's turns.rs. */
+/* Fair queue: policy's fair_queue.rs. */
 
 __sub int pooled_charge_row(struct slices *c __there, u32 i, u64 now, u64 begun)
 {

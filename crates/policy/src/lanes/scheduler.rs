@@ -117,12 +117,12 @@ impl VfScheduler {
                 return false;
             };
             let nic = held.nic;
-            let seen = round.index.get(&nic).map(|&i| &nics[i]);
-            let why = match seen {
+            let observed = round.index.get(&nic).map(|&i| &nics[i]);
+            let why = match observed {
                 None => Reason::Gone,
                 Some(_) if held.not_before > now => return true,
                 Some(_) if vf.index >= pool.vfs || nic.network != pool.network => Reason::Withdrawn,
-                Some(seen) if seen.setting == Setting::Never => Reason::Setting,
+                Some(observed) if observed.setting == Setting::Never => Reason::Setting,
                 Some(_) if bound.contains(&nic) => return true,
                 Some(_) => {
                     let since = *quiet.entry(nic).or_insert(now);
@@ -137,9 +137,8 @@ impl VfScheduler {
         });
     }
 
-    /// Promotion and exchange in one network.
-    fn assign(&mut self, round: &mut Round, network: u32, pools: &[Pool], nics: &[NicObservation]) {
-        let now = round.now;
+    /// The free VFs of one network, the last one first.
+    fn free_vfs(&self, network: u32, pools: &[Pool]) -> Vec<Vf> {
         let mut free: Vec<Vf> = pools
             .iter()
             .filter(|p| p.network == network)
@@ -147,6 +146,17 @@ impl VfScheduler {
             .filter(|vf| !self.held.contains_key(vf))
             .collect();
         free.reverse();
+        free
+    }
+
+    /// PQ of one network, and the time until the first of the other holders may lose its VF (`None`: there are no others).
+    fn queue_holders(
+        &self,
+        round: &mut Round,
+        network: u32,
+        nics: &[NicObservation],
+    ) -> (Pq, Option<Nanos>) {
+        let now = round.now;
         // In the order of grants, so that a VM's last VF has the lowest priority.
         let mut held: Vec<(Nanos, Vf, Nic)> = self
             .held
@@ -155,19 +165,16 @@ impl VfScheduler {
             .map(|(&vf, held)| (held.since, vf, held.nic))
             .collect();
         held.sort_unstable();
-        let any = !held.is_empty() || !free.is_empty();
         let (mut pq, mut soonest) = (Pq::default(), None::<Nanos>);
         for (since, vf, nic) in held {
-            let seen = round
-                .index
-                .get(&nic)
-                .map(|&i| (&nics[i], &mut round.candidates[i]));
-            let Some((seen, candidate)) = seen else {
+            let Some(&i) = round.index.get(&nic) else {
                 continue;
             };
+            let candidate = &mut round.candidates[i];
             candidate.holds += 1;
             let priority = candidate.priority(candidate.holds);
-            let attached = u64::from(self.config.hold_per_attach).saturating_mul(seen.attach_time);
+            let attach_time = nics[i].attach_time;
+            let attached = u64::from(self.config.hold_per_attach).saturating_mul(attach_time);
             let hold = self.config.hold.max(attached);
             let until = since.saturating_add(hold).max(self.held[&vf].not_before);
             if until <= now {
@@ -180,16 +187,30 @@ impl VfScheduler {
                 }
             }
         }
+        (pq, soonest)
+    }
+
+    /// GQ of one network: an entry for each VF that a NIC wants beyond those it holds.
+    fn queue_others(&self, round: &Round, network: u32, nics: &[NicObservation]) -> Gq {
         let mut gq = Gq::default();
-        for seen in nics.iter().filter(|n| n.nic.network == network) {
-            let candidate = round.candidates[round.index[&seen.nic]];
+        for nic in nics.iter().map(|n| n.nic).filter(|n| n.network == network) {
+            if self.retry_at.contains_key(&nic) {
+                continue;
+            }
+            let candidate = round.candidates[round.index[&nic]];
             for k in candidate.holds + 1..=candidate.wants {
-                if self.retry_at.contains_key(&seen.nic) {
-                    break;
-                }
-                gq.push(candidate.priority(k), seen.nic);
+                gq.push(candidate.priority(k), nic);
             }
         }
+        gq
+    }
+
+    /// Promotion and exchange in one network.
+    fn assign(&mut self, round: &mut Round, network: u32, pools: &[Pool], nics: &[NicObservation]) {
+        let mut free = self.free_vfs(network, pools);
+        let any = !free.is_empty() || self.held.values().any(|h| h.nic.network == network);
+        let (mut pq, soonest) = self.queue_holders(round, network, nics);
+        let mut gq = self.queue_others(round, network, nics);
         while let Some((priority, nic)) = gq.pop_highest() {
             let candidate = round.index[&nic];
             if !any {
@@ -268,12 +289,12 @@ impl VfScheduler {
     }
 
     fn finish(&self, round: Round, nics: &[NicObservation]) -> Decision {
-        let standing = |(seen, candidate): (&NicObservation, &Candidate)| {
+        let standing = |(observed, candidate): (&NicObservation, &Candidate)| {
             let why = match candidate.why {
                 Some(why) if candidate.holds > 0 || !matches!(why, Reason::Holds) => why,
                 _ if candidate.holds > 0 => Reason::Holds,
-                _ if seen.setting == Setting::Never => Reason::Setting,
-                _ => match self.retry_at.get(&seen.nic) {
+                _ if observed.setting == Setting::Never => Reason::Setting,
+                _ => match self.retry_at.get(&observed.nic) {
                     Some(&until) if candidate.wants > 0 => Reason::RetryLater {
                         left: until - round.now,
                     },
@@ -281,7 +302,7 @@ impl VfScheduler {
                 },
             };
             NicStatus {
-                nic: seen.nic,
+                nic: observed.nic,
                 kind: candidate.kind,
                 intensity: candidate.intensity,
                 holds: candidate.holds,
@@ -334,18 +355,18 @@ struct Round {
 
 impl Round {
     fn new(config: &Config, now: Nanos, nics: &[NicObservation]) -> Self {
-        let candidate = |seen: &NicObservation| {
-            let kind = classify(config, seen.di2, seen.traffic);
-            let wants = match (seen.setting, kind) {
+        let candidate = |observed: &NicObservation| {
+            let kind = classify(config, observed.di2, observed.traffic);
+            let wants = match (observed.setting, kind) {
                 (Setting::Never, _) => 0,
-                (_, Kind::NetHeavy) => seen.max_vfs.max(1),
+                (_, Kind::NetHeavy) => observed.max_vfs.max(1),
                 (_, Kind::Net) | (Setting::Pin, _) => 1,
                 (Setting::Auto, _) => 0,
             };
             Candidate {
                 kind,
-                intensity: seen.traffic.intensity(config.alpha),
-                pinned: seen.setting == Setting::Pin,
+                intensity: observed.traffic.intensity(config.alpha),
+                pinned: observed.setting == Setting::Pin,
                 wants,
                 holds: 0,
                 why: None,

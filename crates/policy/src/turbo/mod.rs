@@ -30,11 +30,11 @@
 //! - In Table 1, scenario 2, a VM gets nothing of the regular core while its I/O continues. Here it gets 1 ms of each
 //!   150 ms ([`RegularConfig::floor`]), so that it can read what it receives; 0 turns that off.
 //! - While regular vCPUs of a VM wait, its turbo vCPU uses at most a part of what the VM is due
-//!   ([`TurboConfig::reserve`]). The paper has no bound: a VM that receives more than its share pays for would never read
-//!   any of it. 0 turns that off.
+//!   ([`TurboConfig::reserve`]). The paper has no bound: a VM that receives more than its share pays for would never
+//!   read any of it. 0 turns that off.
 //! - Caps, which the paper does not have, limit both pools together; the vCPUs of a VM share its quota first come first
-//!   served. A VM exceeds its cap for one or two windows at most. An unused quota is carried over for one window only, so
-//!   beside other VMs it may stay some percent below its cap.
+//!   served. A VM exceeds its cap for one or two windows at most. An unused quota is carried over for one window only,
+//!   so beside other VMs it may stay some percent below its cap.
 //!
 //! # Decisions of the control loop
 //! | module | decides |

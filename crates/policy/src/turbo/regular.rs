@@ -52,7 +52,7 @@ impl Default for RegularCore {
 impl RegularCore {
     /// A scheduler without VMs. Settings out of range are clamped.
     pub fn new(config: Config) -> Self {
-        let config = within(config);
+        let config = clamped(config);
         Self {
             config,
             queue: FairQueue::new(
@@ -64,14 +64,14 @@ impl RegularCore {
 
     /// Changes the settings from the next [`CoreScheduler::configure`] on.
     pub fn set_config(&mut self, config: Config) {
-        self.config = within(config);
+        self.config = clamped(config);
         self.queue.set_config(queue_config(self.config));
         self.queue.floor.run = self.config.floor;
         self.queue.floor.interval = self.config.floor_interval;
     }
 }
 
-fn within(config: Config) -> Config {
+fn clamped(config: Config) -> Config {
     Config {
         slice: config.slice.clamp(100 * US, 1000 * MS),
         credit: config.credit.clamp(MIN_PREEMPT_RUN, 100 * MS),

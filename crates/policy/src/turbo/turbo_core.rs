@@ -78,7 +78,7 @@ impl Default for TurboCore {
 impl TurboCore {
     /// A scheduler without VMs. Settings out of range are clamped.
     pub fn new(config: Config) -> Self {
-        let config = within(config);
+        let config = clamped(config);
         let (turbo, gap_vcpus) = queue_config(config);
         Self {
             config,
@@ -92,7 +92,7 @@ impl TurboCore {
 
     /// Changes the settings from the next [`CoreScheduler::configure`] on.
     pub fn set_config(&mut self, config: Config) {
-        self.config = within(config);
+        self.config = clamped(config);
         let (turbo, gap_vcpus) = queue_config(self.config);
         self.turbo.set_config(turbo);
         self.gap_vcpus.set_config(gap_vcpus);
@@ -129,7 +129,7 @@ impl TurboCore {
     }
 }
 
-fn within(config: Config) -> Config {
+fn clamped(config: Config) -> Config {
     Config {
         credit: config.credit.clamp(MIN_PREEMPT_RUN.0, MS),
         slice: config.slice.clamp(100 * US, 1000 * MS),
