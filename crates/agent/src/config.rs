@@ -58,7 +58,7 @@ pub struct Config {
     pub lane: Option<LaneSettings>,
 }
 
-/// WithdrawReason a configuration is not usable, as one sentence that names the file and the key.
+/// Why a configuration is not usable, as one sentence that names the file and the key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(String);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! WithdrawReason the agent cannot start.
+//! Why the agent cannot start.
 
 use std::io;
 

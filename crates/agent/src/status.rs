@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The socket of `viola-agent status`, `pause` and `resume`.
 //!
-//! A client sends one line and gets one JSON object. Each client has a thread, so that a silent client delays nobody.
+//! A client sends one line and gets one JSON object. Each client has a thread, so that a silent client delays no other.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -49,7 +49,7 @@ pub struct Report {
     pub host: String,
     /// Whether the operator has paused the agent.
     pub paused: bool,
-    /// WithdrawReason the DataNode's blocks may not be named; empty when they may.
+    /// Why the DataNode's blocks may not be named; empty when they may.
     pub closed: String,
     /// Number of leases and pipes by which the host may still read or write.
     pub outstanding: u64,
@@ -83,7 +83,7 @@ pub struct VolumeReport {
     pub kind: String,
     /// State as one sentence.
     pub state: String,
-    /// WithdrawReason the last refused block was refused.
+    /// Why the last refused block was refused.
     pub refusal: Option<String>,
 }
 

@@ -37,9 +37,9 @@ impl Agent {
     }
 
     /// Handles the result of a probe.
-    pub(super) fn handle_probe(&mut self, now: Millis, answer: Probe) {
+    pub(super) fn handle_probe(&mut self, now: Millis, probe: Probe) {
         let before = self.access.why().to_owned();
-        self.access.probe_finished(now, answer);
+        self.access.probe_finished(now, probe);
         // the next probe may be due at once
         self.next_access_check = now;
         self.apply_access(now, &before);
@@ -50,7 +50,7 @@ impl Agent {
         self.paused || self.end_by.is_some() || !self.access.is_open()
     }
 
-    /// WithdrawReason access is closed, for the status; empty while it is open.
+    /// Why access is closed, for the status; empty while it is open.
     pub(super) fn why_closed(&self) -> String {
         truncate_text(self.access.why().to_owned())
     }
@@ -58,16 +58,16 @@ impl Agent {
     /// Whether another DataNode process has started since the last look. Each writes its lock file into the data
     /// directories at its start, before it knows its NameNode, and may remove it at its end.
     fn datanode_restarted(&mut self) -> bool {
-        let mut began = false;
+        let mut restarted = false;
         for data in &self.config.data {
             let Ok(lock) = std::fs::metadata(data.join("in_use.lock")) else {
                 continue;
             };
             let lock = (lock.ino(), lock.mtime(), lock.mtime_nsec());
             let known: Option<LockStamp> = self.locks.insert(PathBuf::clone(data), lock);
-            began |= known != Some(lock);
+            restarted |= known != Some(lock);
         }
-        began
+        restarted
     }
 
     fn probe_datanode(&mut self, now: Millis) {
@@ -84,12 +84,12 @@ impl Agent {
         let (address, block) = (self.config.datanode.clone(), entry.location.key.clone());
         self.access.probe_started();
         let outcomes = self.outcome_sender.clone();
-        let asked = std::thread::Builder::new()
+        let spawned = std::thread::Builder::new()
             .name("viola-datanode".into())
             .spawn(move || {
                 outcomes.send(worker::Outcome::Probed(datanode::probe(&address, &block)));
             });
-        if let Err(e) = asked {
+        if let Err(e) = spawned {
             let why = format!("no thread can be started ({e})");
             self.access.probe_finished(now, Probe::Unknown(why));
         }

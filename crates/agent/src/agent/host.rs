@@ -212,13 +212,13 @@ impl Agent {
     }
 
     pub(super) fn send_name(&mut self, now: Millis, id: EntryId, lease: Lease) {
-        let Some((place, maps)) = self.ledger.name_message_parts(id) else {
+        let Some((location, maps)) = self.ledger.name_message_parts(id) else {
             return;
         };
         let message = FromAgent::Name {
             lease,
-            fs: place.fs,
-            key: place.key.clone(),
+            fs: location.fs,
+            key: location.key.clone(),
             data: maps.data.clone(),
             meta: maps.meta.clone(),
         };
@@ -231,13 +231,13 @@ impl Agent {
     }
 
     pub(super) fn send_withdrawals(&mut self, leases: &[Lease], why: WithdrawReason) {
-        for some in leases.chunks(MAX_LEASES) {
-            let leases = some.to_vec();
+        for chunk in leases.chunks(MAX_LEASES) {
+            let leases = chunk.to_vec();
             self.send(&FromAgent::Withdraw { leases, why });
         }
     }
 
-    /// Queues a message. A message that does not fit is dropped; whoever needs its answer sends it again.
+    /// Queues a message. A message that does not fit is dropped; the caller sends it again when no answer comes.
     pub(super) fn send(&mut self, message: &FromAgent) {
         let _ = self.writer.push(message);
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use viola_proto::agent::{FsId, WithdrawReason};
 
-use super::volume::{Identity, Volume};
+use super::volume::{Identity, ProofState, Volume};
 use super::{Agent, FROZEN_TIMEOUT, Millis};
 use crate::blocks::block::Disposition;
 use crate::blocks::worker::Job;
@@ -19,7 +19,7 @@ const MOUNT_CHECK_INTERVAL: Millis = 1000;
 
 /// A mount that holds configured directories.
 #[derive(Debug)]
-struct DataMount {
+struct UsedMount {
     mount: Mount,
     /// Data directories on it.
     data: Vec<PathBuf>,
@@ -43,12 +43,12 @@ impl Agent {
             let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
             let mounts = mounts::parse(&text);
             self.unusable.clear();
-            let mounts_in_use = self.find_mounts(&mounts);
+            let used_mounts = self.find_mounts(&mounts);
             for fs in self.volumes.keys().copied().collect::<Vec<_>>() {
-                self.check_volume(now, fs, &mounts_in_use);
+                self.check_volume(now, fs, &used_mounts);
             }
             if self.end_by.is_none() {
-                self.start_volumes(now, mounts_in_use);
+                self.start_volumes(now, used_mounts);
             }
             let ledger = &self.ledger;
             self.volumes
@@ -63,8 +63,8 @@ impl Agent {
     }
 
     /// Finds the mounts that hold configured directories.
-    fn find_mounts(&mut self, mounts: &[Mount]) -> BTreeMap<u64, DataMount> {
-        let mut mounts_in_use = BTreeMap::<u64, DataMount>::new();
+    fn find_mounts(&mut self, mounts: &[Mount]) -> BTreeMap<u64, UsedMount> {
+        let mut used_mounts = BTreeMap::<u64, UsedMount>::new();
         let none: &[PathBuf] = &[];
         let (from, into) = match self.config.pipes() {
             Some(pipe) => (pipe.files.as_slice(), pipe.into.as_slice()),
@@ -74,13 +74,13 @@ impl Agent {
         // pipes need the disk of the file system only
         let piped = from.iter().map(|path| (path, Purpose::PipeSource));
         let piped = piped.chain(into.iter().map(|path| (path, Purpose::PipeSink)));
-        for (path, what) in data.chain(piped) {
+        for (path, purpose) in data.chain(piped) {
             let found = mount_of(mounts, path).and_then(|(mount, path)| {
-                if what == Purpose::PipeSink && mount.kind != "ext4" {
+                if purpose == Purpose::PipeSink && mount.kind != "ext4" {
                     return Err(format!("it is on {}; pipes write only to ext4", mount.kind));
                 }
                 // the volume of the other mount has the links directory and the events
-                let other = mounts_in_use
+                let other = used_mounts
                     .values()
                     .map(|other| &other.mount)
                     .find(|other| other.device == mount.device && other.id != mount.id);
@@ -94,37 +94,35 @@ impl Agent {
             });
             match found {
                 Ok((mount, path)) => {
-                    let data_mount = mounts_in_use.entry(mount.id).or_insert_with(|| DataMount {
+                    let used = used_mounts.entry(mount.id).or_insert_with(|| UsedMount {
                         mount: mount.clone(),
                         data: Vec::new(),
                         pipe_access: PipeAccess::default(),
                     });
-                    match what {
-                        Purpose::Blocks => data_mount.data.push(path),
-                        Purpose::PipeSource => data_mount.pipe_access.read = true,
-                        Purpose::PipeSink => data_mount.pipe_access.write = true,
+                    match purpose {
+                        Purpose::Blocks => used.data.push(path),
+                        Purpose::PipeSource => used.pipe_access.read = true,
+                        Purpose::PipeSink => used.pipe_access.write = true,
                     }
                 }
                 Err(why) => self.unusable.push(format!("{}: {why}", path.display())),
             }
         }
-        mounts_in_use
+        used_mounts
     }
 
     /// Checks whether a volume is still the same file system.
-    fn check_volume(&mut self, now: Millis, fs: FsId, mounts_in_use: &BTreeMap<u64, DataMount>) {
+    fn check_volume(&mut self, now: Millis, fs: FsId, used_mounts: &BTreeMap<u64, UsedMount>) {
         let Some(volume) = self.volumes.get_mut(&fs).filter(|v| !v.retiring) else {
             return;
         };
         let stuck = volume.workers.busy_for(now) >= FROZEN_TIMEOUT;
         let thawed = volume.frozen && !stuck;
         volume.frozen = stuck;
-        let is = mounts_in_use.get(&volume.mount.id);
-        volume.pipe_access = is.map_or(PipeAccess::default(), |data_mount| data_mount.pipe_access);
+        let is = used_mounts.get(&volume.mount.id);
+        volume.pipe_access = is.map_or(PipeAccess::default(), |used| used.pipe_access);
         let (mount, data) = match is {
-            Some(data_mount) if data_mount.mount.point == volume.mount.point => {
-                (&data_mount.mount, &data_mount.data)
-            }
+            Some(used) if used.mount.point == volume.mount.point => (&used.mount, &used.data),
             _ => {
                 volume.retiring = true;
                 eprintln!(
@@ -151,7 +149,7 @@ impl Agent {
             "mounted with other options"
         } else if identity != volume.identity {
             "resized"
-        } else if stuck && !thawed && volume.proof != super::ProofState::Unproven {
+        } else if stuck && !thawed && volume.proof != ProofState::Unproven {
             "frozen, or too slow"
         } else {
             return;
@@ -167,15 +165,15 @@ impl Agent {
 
     /// Starts volumes for new mounts. A mount whose directories or device an old volume still has must wait until
     /// the host has released that volume.
-    fn start_volumes(&mut self, now: Millis, mounts_in_use: BTreeMap<u64, DataMount>) {
+    fn start_volumes(&mut self, now: Millis, used_mounts: BTreeMap<u64, UsedMount>) {
         for (
             id,
-            DataMount {
+            UsedMount {
                 mount,
                 data,
                 pipe_access,
             },
-        ) in mounts_in_use
+        ) in used_mounts
         {
             let taken = |v: &Volume| {
                 v.mount.id == id

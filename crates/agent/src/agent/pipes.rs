@@ -42,9 +42,9 @@ impl Agent {
     }
 
     fn flush_pipe_outbox(&mut self) {
-        while let Some(word) = self.pipe_outbox.pop_front() {
-            if self.writer.push(&FromAgent::Pipe(word.clone())).is_err() {
-                self.pipe_outbox.push_front(word);
+        while let Some(message) = self.pipe_outbox.pop_front() {
+            if self.writer.push(&FromAgent::Pipe(message.clone())).is_err() {
+                self.pipe_outbox.push_front(message);
                 break;
             }
         }
@@ -79,18 +79,18 @@ impl Agent {
     /// Sends a message of a pipe if its session is still open. A hand-over that cannot be sent now is taken back;
     /// every other message waits in the outbox for room.
     fn send_pipe_message(&mut self, out: Outgoing) {
-        let is_now = self.session.epoch() == Some(out.epoch);
+        let is_current = self.session.epoch() == Some(out.epoch);
         let PipeRequest::Start {
             pipe, source, sink, ..
         } = &out.message
         else {
-            if is_now {
+            if is_current {
                 self.pipe_outbox.push_back(out.message);
             }
             return;
         };
         let pipe = *pipe;
-        let good = [source, sink].into_iter().all(|end| match end {
+        let is_proven = [source, sink].into_iter().all(|end| match end {
             Endpoint::Connection { .. } => true,
             Endpoint::File { fs, .. } => {
                 let volume = self.volumes.get(fs);
@@ -99,11 +99,11 @@ impl Agent {
         });
         // the host must hear that a connection was put back before it is given the connection again
         self.flush_pipe_outbox();
-        let said = is_now
-            && good
+        let sent = is_current
+            && is_proven
             && self.pipe_outbox.is_empty()
             && self.writer.push(&FromAgent::Pipe(out.message)).is_ok();
-        if let Some(pipes) = self.pipes.as_mut().filter(|_| !said) {
+        if let Some(pipes) = self.pipes.as_mut().filter(|_| !sent) {
             pipes.message_not_sent(pipe);
         }
     }

@@ -85,7 +85,7 @@ impl Session {
         }
     }
 
-    /// The channel was lost or opened anew.
+    /// The channel was lost or opened again.
     pub fn reset(&mut self, now: Millis) {
         self.state = State::Idle { at: now };
     }
@@ -232,16 +232,16 @@ mod tests {
             for (kind, number, wait) in steps {
                 now += wait;
                 next += 1;
-                let said = last.map_or(number, |l: u64| l - number.min(l));
+                let number = last.map_or(number, |l: u64| l - number.min(l));
                 let step = match kind {
                     0 => s.tick(now, next),
-                    1 => s.handle(now, &welcome(said), next),
-                    2 => s.handle(now, &ToAgent::Ping { n: 0, session: said }, next),
+                    1 => s.handle(now, &welcome(number), next),
+                    2 => s.handle(now, &ToAgent::Ping { n: 0, session: number }, next),
                     _ => { s.reset(now); None }
                 };
                 match step {
                     Some(Step::Hello(n)) => { prop_assert!(!s.is_open()); last = Some(n); }
-                    Some(Step::Open(_)) => prop_assert_eq!(Some(said), last),
+                    Some(Step::Open(_)) => prop_assert_eq!(Some(number), last),
                     _ => {}
                 }
             }

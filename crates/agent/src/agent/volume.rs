@@ -70,7 +70,7 @@ pub struct Volume {
     pub relocated_at: Millis,
     /// The linker is stuck: the file system is frozen, or too slow.
     pub frozen: bool,
-    /// WithdrawReason the last refused block was refused.
+    /// Why the last refused block was refused.
     pub refusal: Option<String>,
 }
 

@@ -77,7 +77,7 @@ impl Access {
         self.refused
     }
 
-    /// WithdrawReason access is closed, as one sentence; empty while it is open.
+    /// Why access is closed, as one sentence; empty while it is open.
     pub fn why(&self) -> &str {
         if self.is_open() { "" } else { &self.why }
     }
@@ -173,7 +173,7 @@ impl Access {
             self.open_until = None;
             self.granted_once = false;
             self.why = format!(
-                "the DataNode has not said for {} minutes that it gives blocks without block access tokens",
+                "for {} minutes no probe has shown that the DataNode serves blocks without block access tokens",
                 GRANT_TIMEOUT / 60_000
             );
         }

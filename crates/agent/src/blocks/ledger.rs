@@ -53,7 +53,7 @@ pub struct Ledger {
     paused: bool,
 }
 
-/// While the host is absent, due leases are looked at again this much later.
+/// While the host is absent, due leases are looked at again after this time.
 const ABSENT_HOST_RECHECK_INTERVAL: Millis = 10_000;
 
 /// Maximum number of names without an answer of the host.
@@ -406,7 +406,7 @@ impl Ledger {
             None => {}
             Some(Effect::Map { attempt }) => self.actions.push(Action::Map(id, attempt)),
             Some(Effect::Unlink) => self.actions.push(Action::Unlink(id)),
-            // an absent host cannot be told; its next welcome ends the lease
+            // an absent host gets no withdrawal; its next welcome ends the lease
             Some(Effect::Withdraw { lease, why }) if self.limits.is_some() => {
                 self.actions.push(Action::Withdraw(lease, why));
             }

@@ -26,7 +26,7 @@ pub struct Links {
     run_dir: PathBuf,
 }
 
-/// WithdrawReason a block was not linked.
+/// Why a block was not linked.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LinkError {
     /// What becomes of the block.

@@ -101,7 +101,7 @@ impl Watch {
         if raw < 0 {
             return Err(Error::last_os_error());
         }
-        // SAFETY: the descriptor was just made and is nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         let queue = unsafe { OwnedFd::from_raw_fd(raw) };
         Ok(Self {
             queue: queue.into(),
@@ -179,7 +179,7 @@ impl DirEntry {
         if raw < 0 {
             return Err(Error::last_os_error());
         }
-        // SAFETY: the descriptor was just made and is nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         let folder = unsafe { OwnedFd::from_raw_fd(raw as i32) };
         std::fs::read_link(format!("/proc/self/fd/{}", folder.as_raw_fd()))
     }

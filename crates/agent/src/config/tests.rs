@@ -12,12 +12,12 @@ fn every_key_is_in_the_reference() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/src/reference.md");
     let text = std::fs::read_to_string(file).unwrap();
     for table in ["", "[mount]\n", "[pipe]\n", "[turbo]\n", "[lane]\n"] {
-        let said = Config::read(&format!("{table}no_such_key = 1"), "x", "").unwrap_err();
-        let said = said.to_string();
-        let keys = said.split_once("expected ").unwrap().1;
+        let error = Config::read(&format!("{table}no_such_key = 1"), "x", "").unwrap_err();
+        let error = error.to_string();
+        let keys = error.split_once("expected ").unwrap().1;
         for key in keys.split('`').skip(1).step_by(2) {
             let stands = [format!("`{key}`"), format!("`[{key}]`")];
-            assert!(stands.iter().any(|s| text.contains(s)), "{key}: {said}");
+            assert!(stands.iter().any(|s| text.contains(s)), "{key}: {error}");
         }
     }
 }

@@ -146,7 +146,7 @@ fn vsock(cid: u32, port: u32) -> std::io::Result<OwnedFd> {
     if raw < 0 {
         return Err(std::io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just made and is nobody else's.
+    // SAFETY: the descriptor is new and has no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(raw) };
     // SAFETY: all zeros is a valid sockaddr_vm.
     let mut address: libc::sockaddr_vm = unsafe { std::mem::zeroed() };

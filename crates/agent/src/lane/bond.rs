@@ -107,9 +107,10 @@ pub fn find_or_make(settings: &Settings) -> Result<Pair, String> {
 
 /// The steps that make a bond, of which an earlier agent may have done some.
 fn make(pair: &Pair, nic: &Link) -> Result<(), String> {
-    let had = IpConfig::read(pair.nic).map_err(context("addresses"))?;
+    let config = IpConfig::read(pair.nic).map_err(context("addresses"))?;
     set_up(pair.bond, true).map_err(context("cannot set the bond up"))?;
-    had.add_to(pair.bond)
+    config
+        .add_to(pair.bond)
         .map_err(context("cannot move addresses and routes to the bond"))?;
     if nic.master.is_none() {
         set_up(pair.nic, false).map_err(context(&nic.name))?;
@@ -117,7 +118,8 @@ fn make(pair: &Pair, nic: &Link) -> Result<(), String> {
         set_master(pair.nic, Some(pair.bond))
             .map_err(context(&format!("cannot add {name} to the bond")))?;
     }
-    had.remove_from(pair.nic)
+    config
+        .remove_from(pair.nic)
         .map_err(context("cannot remove the old addresses"))
 }
 
@@ -140,14 +142,15 @@ pub fn dismantle(pair: &Pair) -> Result<(), String> {
     if bond.alias.as_deref() != Some(BOND_ALIAS) {
         return Ok(());
     }
-    let had = IpConfig::read(pair.bond).map_err(context("addresses"))?;
+    let config = IpConfig::read(pair.bond).map_err(context("addresses"))?;
     let is_port = |l: &Link| l.index == pair.nic && l.master == Some(pair.bond);
     if all.iter().any(is_port) {
         set_master(pair.nic, None).map_err(context("cannot remove the NIC from the bond"))?;
     }
     set_up(pair.nic, true).map_err(context("cannot set the NIC up"))?;
-    let back = had.add_to(pair.nic);
-    back.map_err(context("cannot move addresses and routes back to the NIC"))?;
+    config
+        .add_to(pair.nic)
+        .map_err(context("cannot move addresses and routes back to the NIC"))?;
     delete_link(pair.bond).map_err(context("cannot remove the bond"))
 }
 
@@ -207,8 +210,8 @@ mod tests {
         let found = nic_of(&settings, &two, sys.path()).unwrap();
         assert_eq!(found.name, "a0");
         let three = [named("a0"), named("b0"), named("c0")];
-        let said = nic_of(&settings, &three, sys.path()).unwrap_err();
-        assert_eq!(said, "there are a0 and c0; name one by `nic`");
+        let error = nic_of(&settings, &three, sys.path()).unwrap_err();
+        assert_eq!(error, "there are a0 and c0; name one by `nic`");
         assert!(nic_of(&settings, &[named("lo")], sys.path()).is_err());
         settings.nic = "b0".into();
         let found = nic_of(&settings, &three, sys.path()).unwrap();

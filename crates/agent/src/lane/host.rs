@@ -26,7 +26,7 @@ pub struct HostPort {
     writer: FrameWriter,
     /// The port is polled or opened again at this time.
     reopen_at: Instant,
-    /// WithdrawReason the port cannot be opened.
+    /// Why the port cannot be opened.
     pub why: Option<String>,
 }
 
@@ -70,12 +70,12 @@ impl HostPort {
     }
 
     /// Reads the host's requests after a poll with these events.
-    pub fn receive(&mut self, said: PollFlags) -> Vec<LaneRequest> {
+    pub fn receive(&mut self, events: PollFlags) -> Vec<LaneRequest> {
         let mut asked = Vec::new();
         let Some(channel) = &mut self.channel else {
             return asked;
         };
-        if said.is_empty() {
+        if events.is_empty() {
             return asked;
         }
         match self.reader.fill(channel) {
@@ -89,7 +89,7 @@ impl HostPort {
                 }
                 return asked;
             }
-            Ok(None) if said.contains(PollFlags::HUP) => {
+            Ok(None) if events.contains(PollFlags::HUP) => {
                 self.reopen_at = Instant::now() + UNATTENDED_POLL_INTERVAL
             }
             Ok(_) => {}

@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(plan.next(&PAIR, &[bond(2), nic.clone()]), []);
         let came = [bond(2), nic.clone(), link(5, None)];
         assert_eq!(plan.next(&PAIR, &came), [Action::AddPort(5)]);
-        // it is going: nobody takes it again
+        // it is being unplugged: it is not added again
         assert_eq!(plan.next(&PAIR, &came), []);
         let mut vf = link(5, Some(1));
         let added = [bond(2), nic.clone(), vf.clone()];

@@ -115,7 +115,7 @@ impl LaneThread {
         }
         self.update_report(&pair, &all);
         if !all.iter().any(|l| l.index == pair.bond) {
-            // somebody has added it apart
+            // the bond was removed by somebody else
             self.pair = None;
             self.retry = Instant::now() + BOND_RETRY_INTERVAL;
             self.report.why = Some("the bond was removed".into());
@@ -139,9 +139,9 @@ impl LaneThread {
     /// Waits for a link event, a request of the host, or `due`; `true` when the lane ends.
     fn wait(&mut self, stop: &OwnedFd, link_events: &LinkMonitor, due: Instant) -> bool {
         loop {
-            let (host, quiet) = self.host.poll_fd();
-            let most = quiet.min(due.saturating_duration_since(Instant::now()));
-            let limit = Timespec::try_from(most).ok();
+            let (host, limit) = self.host.poll_fd();
+            let wait = limit.min(due.saturating_duration_since(Instant::now()));
+            let limit = Timespec::try_from(wait).ok();
             let mut fds = vec![
                 PollFd::new(stop, PollFlags::IN),
                 PollFd::new(link_events, PollFlags::IN),
@@ -150,9 +150,9 @@ impl LaneThread {
             // an interrupted wait is harmless
             let _ = poll(&mut fds, limit.as_ref());
             let over = !fds[0].revents().is_empty();
-            let said = fds.get(2).map_or(PollFlags::empty(), |fd| fd.revents());
+            let events = fds.get(2).map_or(PollFlags::empty(), |fd| fd.revents());
             drop(fds);
-            let asked = self.host.receive(said);
+            let asked = self.host.receive(events);
             for asked in &asked {
                 self.answer(asked);
             }

@@ -92,7 +92,7 @@ fn step(
             Ok(accepted) => accepted,
             Err(lost) => return end(lost),
         };
-        // peeked just now, and nobody else reads
+        // peeked just now, and the agent is the only reader
         let mut left = accepted;
         while left > 0 {
             match receive(from, &mut buffer[..left], libc::MSG_TRUNC) {

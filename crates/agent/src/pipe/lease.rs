@@ -311,7 +311,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(2));
         };
         assert_eq!(broken, [1, 2]);
-        assert!(leases.take_broken().is_empty(), "told once");
+        assert!(leases.take_broken().is_empty(), "reported once");
         assert_eq!(hold(&mut leases, &program_file, 3), Err(Reason::HasWriter));
         leases.release(key, 1);
         std::thread::sleep(Duration::from_millis(30));
@@ -332,7 +332,7 @@ mod tests {
         leases.release(key, 1);
         assert!(leases.release_idle(false), "it is kept");
         assert_eq!(hold(&mut leases, &program_file, 2).unwrap(), key);
-        assert!(leases.get(key).unwrap().map.is_some(), "it was looked at");
+        assert!(leases.get(key).unwrap().map.is_some(), "the map is kept");
         leases.set_time(IDLE_LEASE_TIMEOUT);
         assert!(!leases.release_idle(true), "it is needed");
         leases.release(key, 2);

@@ -4,13 +4,14 @@
 //!
 //! | state | the connections are in | the host may touch the files |
 //! |---|---|---|
-//! | asked: the files are made ready | the program's sockets | no |
-//! | holding: the host is asked to keep what the source's peer sends | the program's sockets | no |
-//! | held: what the source has already is moved here | the program's sockets | no |
-//! | given | the host | yes |
-//! | orphaned: the program is gone | the host | yes |
-//! | lost: the session is over | nothing | until the next session begins |
-//! | settling: the file that was written to is made the program's again | as they will stay | no |
+//! | requested: the ends are prepared | the program's sockets | no |
+//! | holding: the host is asked to hold the source | the program's sockets | no |
+//! | held: the agent drains what has arrived | the program's sockets | no |
+//! | handed over | the host | yes |
+//! | orphaned: handed over, and the program is gone | the host | yes |
+//! | restoring: the returned connections are restored | in between | no |
+//! | lost: the session has ended | nowhere | until the next session opens |
+//! | settling: the sink file is returned to the program | their final place | no |
 //!
 //! The host ends everything of a session before it opens the next one. So a lost pipe keeps its files until then, and
 //! a program whose file the host writes gets its answer only then. [`Kind::Receive`] and [`Kind::Relay`] are held
@@ -26,7 +27,7 @@ pub use event::{Action, Event, HostCommand, Kind, Sides};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
     Refused(i32),
-    Over {
+    Finished {
         sent: u64,
         errno: i32,
         lost: Sides,
@@ -37,12 +38,12 @@ enum Ending {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    Asked,
+    Requested,
     Holding,
     Held {
         moved: u64,
     },
-    Given {
+    HandedOver {
         stopping: bool,
         moved: u64,
         sent: u64,
@@ -80,7 +81,7 @@ impl Life {
         Self {
             id,
             kind,
-            state: State::Asked,
+            state: State::Requested,
         }
     }
 
@@ -100,8 +101,8 @@ impl Life {
     }
 
     /// Whether the host does not know the pipe yet.
-    pub fn is_asked(&self) -> bool {
-        self.state == State::Asked
+    pub fn is_requested(&self) -> bool {
+        self.state == State::Requested
     }
 
     /// Whether the host holds the source, so that the agent drains what has arrived.
@@ -113,7 +114,7 @@ impl Life {
     pub fn can_hand_over(&self) -> bool {
         match self.kind.is_held_first() {
             true => self.is_held(),
-            false => self.is_asked(),
+            false => self.is_requested(),
         }
     }
 
@@ -135,7 +136,7 @@ impl Life {
     pub fn uses_files(&self) -> bool {
         matches!(
             self.state,
-            State::Given { .. }
+            State::HandedOver { .. }
                 | State::Orphaned { .. }
                 | State::Lost { .. }
                 | State::Settling { .. }
@@ -149,11 +150,11 @@ impl Life {
         actions
     }
 
-    fn say(&self, end: Ending) -> Option<Action> {
+    fn final_answer(&self, end: Ending) -> Option<Action> {
         let id = self.id;
         let answer = match end {
             Ending::Refused(errno) => LibraryReply::Refused { id, errno },
-            Ending::Over { sent, errno, lost } => {
+            Ending::Finished { sent, errno, lost } => {
                 let Sides { source, sink } = lost;
                 let errno = match lost.any() {
                     true => libc::ECONNRESET,
@@ -191,14 +192,14 @@ impl Life {
     fn next(&self, event: Event) -> (State, Vec<Action>) {
         let before = self.state;
         match before {
-            State::Asked => self.asked(event),
+            State::Requested => self.requested(event),
             State::Holding => self.holding(event),
             State::Held { moved } => Self::held(moved, event),
-            State::Given {
+            State::HandedOver {
                 stopping,
                 moved,
                 sent,
-            } => self.given(stopping, moved, sent, event),
+            } => self.handed_over(stopping, moved, sent, event),
             State::Restoring { total, errno, lost } => match event {
                 Event::Restored(failed) => self.restored((total, errno, lost), failed),
                 _ => (before, vec![]),
@@ -215,10 +216,10 @@ impl Life {
             State::Settling { end } => match event {
                 Event::Settled(errno) => {
                     let end = match end {
-                        Ending::Over { lost, .. } if errno != 0 => over(0, errno, lost),
+                        Ending::Finished { lost, .. } if errno != 0 => over(0, errno, lost),
                         end => end,
                     };
-                    (State::Over, self.say(end).into_iter().collect())
+                    (State::Over, self.final_answer(end).into_iter().collect())
                 }
                 Event::ProgramGone => (
                     State::Settling {
@@ -232,19 +233,19 @@ impl Life {
         }
     }
 
-    fn asked(&self, event: Event) -> (State, Vec<Action>) {
-        let let_go = vec![Action::ReleaseFile];
+    fn requested(&self, event: Event) -> (State, Vec<Action>) {
+        let release = vec![Action::ReleaseFile];
         match event {
             Event::Ready if self.kind.is_held_first() => {
                 (State::Holding, vec![Action::Tell(HostCommand::Hold)])
             }
             Event::HandedOver if !self.kind.is_held_first() => (given(0), vec![]),
-            Event::Failed(errno) => Self::untouched(let_go, 0, errno),
-            Event::Halt | Event::SessionClosed => Self::untouched(let_go, 0, libc::EAGAIN),
+            Event::Failed(errno) => Self::untouched(release, 0, errno),
+            Event::Halt | Event::SessionClosed => Self::untouched(release, 0, libc::EAGAIN),
             // nothing was moved
-            Event::Stop => Self::end(let_go, 0, over(0, 0, Sides::NONE)),
-            Event::ProgramGone => Self::end(let_go, 0, Ending::NoProgram),
-            _ => (State::Asked, vec![]),
+            Event::Stop => Self::end(release, 0, over(0, 0, Sides::NONE)),
+            Event::ProgramGone => Self::end(release, 0, Ending::NoProgram),
+            _ => (State::Requested, vec![]),
         }
     }
 
@@ -261,7 +262,7 @@ impl Life {
     }
 
     fn held(moved: u64, event: Event) -> (State, Vec<Action>) {
-        let let_go = vec![Action::ReleaseFile];
+        let release = vec![Action::ReleaseFile];
         let stop = vec![Action::Tell(HostCommand::Stop), Action::ReleaseFile];
         match event {
             Event::Moved(moved) => (State::Held { moved }, vec![]),
@@ -270,34 +271,44 @@ impl Life {
             Event::Failed(errno) => Self::untouched(stop, moved, errno),
             Event::Halt => Self::untouched(stop, moved, libc::EAGAIN),
             // the host has released the source by itself
-            Event::Refused | Event::SessionClosed => Self::untouched(let_go, moved, libc::EAGAIN),
+            Event::Refused | Event::SessionClosed => Self::untouched(release, moved, libc::EAGAIN),
             Event::Stop => Self::end(stop, moved, over(moved, 0, Sides::NONE)),
             Event::ProgramGone => Self::end(stop, moved, Ending::NoProgram),
             _ => (State::Held { moved }, vec![]),
         }
     }
 
-    fn given(&self, stopping: bool, moved: u64, sent: u64, event: Event) -> (State, Vec<Action>) {
-        use Action::{Answer as Say, Kill, ReleaseFile, Reset, Restore, Resume, Tell};
+    fn handed_over(
+        &self,
+        stopping: bool,
+        moved: u64,
+        sent: u64,
+        event: Event,
+    ) -> (State, Vec<Action>) {
+        use Action::{Answer, Drop, ReleaseFile, Reset, Restore, Resume, Tell};
         let connections = self.kind.connections();
         let total = moved.saturating_add(sent);
         match event {
             Event::Refused => Self::untouched(vec![ReleaseFile, Resume], moved, libc::EAGAIN),
             Event::Progress(sent) => {
                 let (id, total) = (self.id, moved.saturating_add(sent));
-                let said = Say(LibraryReply::Progress { id, sent: total });
-                let state = State::Given {
+                let answer = Answer(LibraryReply::Progress { id, sent: total });
+                let state = State::HandedOver {
                     stopping,
                     moved,
                     sent,
                 };
-                (state, vec![said])
+                (state, vec![answer])
             }
-            Event::Returned { came, sent, errno } => {
+            Event::Returned {
+                returned,
+                sent,
+                errno,
+            } => {
                 let total = moved.saturating_add(sent);
-                let lost = connections.without(came);
+                let lost = connections.without(returned);
                 let mut actions = vec![ReleaseFile];
-                actions.extend(lost.any().then_some(Kill(lost)));
+                actions.extend(lost.any().then_some(Drop(lost)));
                 match connections.without(lost).any() {
                     true => {
                         actions.push(Restore);
@@ -307,21 +318,24 @@ impl Life {
                 }
             }
             Event::Stop | Event::Halt => {
-                let word = (!stopping).then_some(Tell(HostCommand::Stop));
-                let state = State::Given {
+                let command = (!stopping).then_some(Tell(HostCommand::Stop));
+                let state = State::HandedOver {
                     stopping: true,
                     moved,
                     sent,
                 };
-                (state, word.into_iter().collect())
+                (state, command.into_iter().collect())
             }
             // the sockets stay silent until the host says what has become of the connections
             Event::ProgramGone => {
-                let word = match connections.any() {
+                let command = match connections.any() {
                     true => Some(Tell(HostCommand::Reset)),
                     false => (!stopping).then_some(Tell(HostCommand::Stop)),
                 };
-                (State::Orphaned { moved, sent }, word.into_iter().collect())
+                (
+                    State::Orphaned { moved, sent },
+                    command.into_iter().collect(),
+                )
             }
             Event::SessionClosed => {
                 let end = over(total, 0, connections);
@@ -330,14 +344,14 @@ impl Life {
                 let end = match self.kind.is_into_file() {
                     true => end,
                     false => {
-                        actions.extend(self.say(end));
+                        actions.extend(self.final_answer(end));
                         Ending::NoProgram
                     }
                 };
                 (State::Lost { total, end }, actions)
             }
             _ => {
-                let state = State::Given {
+                let state = State::HandedOver {
                     stopping,
                     moved,
                     sent,
@@ -359,12 +373,12 @@ impl Life {
         let lost = lost.and(failed);
         // for a connection that was not restored, this VM's kernel sends the reset itself when the host lets
         // its packets through
-        let word = match connections.without(lost).any() {
-            true => HostCommand::Taken,
+        let command = match connections.without(lost).any() {
+            true => HostCommand::Restored,
             false => HostCommand::Reset,
         };
-        let mut actions = vec![Action::Tell(word)];
-        actions.extend(failed.any().then_some(Action::Kill(failed)));
+        let mut actions = vec![Action::Tell(command)];
+        actions.extend(failed.any().then_some(Action::Drop(failed)));
         Self::end(actions, total, over(total, errno, lost))
     }
 
@@ -374,7 +388,7 @@ impl Life {
         match event {
             Event::Refused => Self::end(vec![Action::ReleaseFile, Action::Resume], moved, end),
             Event::Returned { sent, .. } => {
-                let kill = connections.any().then_some(Action::Kill(connections));
+                let kill = connections.any().then_some(Action::Drop(connections));
                 let actions = [Action::ReleaseFile].into_iter().chain(kill).collect();
                 Self::end(actions, moved.saturating_add(sent), end)
             }
@@ -390,7 +404,7 @@ impl Life {
 }
 
 fn given(moved: u64) -> State {
-    State::Given {
+    State::HandedOver {
         stopping: false,
         moved,
         sent: 0,
@@ -398,7 +412,7 @@ fn given(moved: u64) -> State {
 }
 
 fn over(sent: u64, errno: i32, lost: Sides) -> Ending {
-    Ending::Over { sent, errno, lost }
+    Ending::Finished { sent, errno, lost }
 }
 
 #[cfg(test)]

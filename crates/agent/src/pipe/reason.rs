@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! WithdrawReason a pipe is refused, so that the program moves its bytes itself.
+//! Why a pipe is refused, so that the program moves its bytes itself.
 
-/// WithdrawReason a pipe is refused.
+/// Why a pipe is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
     /// The program's user may not ask.

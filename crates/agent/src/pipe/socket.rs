@@ -167,7 +167,7 @@ impl Stream {
     }
 
     /// Drops the connection without a packet; the program's socket becomes unconnected.
-    pub fn kill(&self) {
+    pub fn drop_connection(&self) {
         let _ = disconnect_silently(self.socket.as_fd());
         let _ = unblock_input(self.socket.as_fd());
     }
@@ -324,7 +324,7 @@ fn is_in_own_netns_by_inode(fd: BorrowedFd<'_>) -> io::Result<bool> {
     if raw < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just made and is nobody else's.
+    // SAFETY: the descriptor is new and has no other owner.
     let theirs: std::fs::File = unsafe { OwnedFd::from_raw_fd(raw) }.into();
     let ours = std::fs::metadata("/proc/thread-self/ns/net")?;
     Ok(theirs.metadata()?.ino() == ours.ino())
@@ -452,6 +452,6 @@ mod tests {
         let mut connection = stream.extract(|_| Ok(())).unwrap().0;
         connection.peer.set_port(1);
         assert!(stream.restore(connection).is_err());
-        stream.kill();
+        stream.drop_connection();
     }
 }

@@ -29,7 +29,7 @@ const MAX_SLEEP: Millis = 1000;
 enum Transport {
     /// To be opened at this time.
     Closed(Millis),
-    /// Open, but the host does not have its end open; looked at again at this time.
+    /// Open, but the host does not have its end open; polled again at this time.
     Unattended(Channel, Millis),
     Open(Channel),
 }
@@ -199,11 +199,11 @@ impl Pump {
                 }
                 Step::Begin => self.begin(),
                 Step::End => {
-                    // the frame may be the hail of the next session
-                    let hail = frame.kind == FrameKind::Challenge;
+                    // the frame may be the challenge of the next session
+                    let is_challenge = frame.kind == FrameKind::Challenge;
                     let (session, payload) = (frame.session, frame.payload.to_vec());
                     self.end_session("the host's worker has restarted");
-                    if hail {
+                    if is_challenge {
                         let frame = Frame {
                             kind: FrameKind::Challenge,
                             session,
@@ -277,7 +277,7 @@ impl Pump {
             &mut self.transport,
             Transport::Closed(now + RECONNECT_INTERVAL),
         );
-        // A port stays open: the host is told of each close and open.
+        // A port stays open: the host would see each close and open.
         if let (Transport::Open(channel), Address::Device(_)) = (transport, &self.address) {
             self.transport = Transport::Unattended(channel, now + RECONNECT_INTERVAL);
         }

@@ -7,8 +7,8 @@ use viola_proto::fuse_stream::{self, Frame, FrameKind, Hello, RequestHeader};
 
 use crate::clock::Millis;
 
-/// Between two knocks at a host that does not answer.
-const KNOCK_INTERVAL: Millis = 500;
+/// Between two probes of a host that does not answer.
+const PROBE_INTERVAL: Millis = 500;
 /// Between two pings while requests are pending.
 const PING_INTERVAL: Millis = 1000;
 /// A host that sends nothing for so long while requests are pending, or does not complete a frame, is lost.
@@ -43,7 +43,7 @@ pub enum Step<'a> {
     Reply(&'a [u8]),
     /// The session has ended: see [`Session::end`].
     End,
-    /// The worker cannot serve the present mount, which must be mounted anew.
+    /// The worker cannot serve the present mount, which must be mounted again.
     Remount,
 }
 
@@ -64,9 +64,9 @@ pub struct Session {
     out: Vec<u8>,
     /// Bytes of `out` that the stream has taken.
     sent: usize,
-    /// Hails are ignored until the next knock.
+    /// Challenges are ignored until the next probe.
     backing_off: bool,
-    /// When the next knock or ping is due.
+    /// When the next probe or ping is due.
     next_send: Millis,
     /// When bytes were received last, or the first pending request was sent.
     last_received: Millis,
@@ -112,7 +112,7 @@ impl Session {
         matches!(self.state, State::Disconnected | State::HelloSent(_))
     }
 
-    /// WithdrawReason the host has refused the session.
+    /// Why the host has refused the session.
     #[must_use]
     pub fn refusal(&self) -> Option<&str> {
         self.refusal.as_deref()
@@ -147,7 +147,7 @@ impl Session {
         matches!(self.state, State::Replaying(_))
     }
 
-    /// Sends no knock for some seconds.
+    /// Sends no probe for some seconds.
     pub fn back_off(&mut self, now: Millis) {
         self.next_send = now + HOST_SILENCE_TIMEOUT;
         self.backing_off = true;
@@ -165,7 +165,7 @@ impl Session {
         !self.init.reply.is_empty()
     }
 
-    /// A stream was opened; a knock is due at once.
+    /// A stream was opened; a probe is due at once.
     pub fn stream_opened(&mut self) {
         self.state = State::Disconnected;
         self.out.clear();
@@ -252,7 +252,7 @@ impl Session {
                     &hello.encode(),
                 );
                 self.state = State::HelloSent(random);
-                self.next_send = now + 2 * KNOCK_INTERVAL;
+                self.next_send = now + 2 * PROBE_INTERVAL;
                 Step::Nothing
             }
             // The worker has started again.
@@ -261,7 +261,7 @@ impl Session {
                 let text = String::from_utf8_lossy(payload);
                 self.refusal = Some(text.chars().filter(|c| !c.is_control()).collect());
                 self.state = State::Disconnected;
-                self.next_send = now + 10 * KNOCK_INTERVAL;
+                self.next_send = now + 10 * PROBE_INTERVAL;
                 Step::Nothing
             }
             (FrameKind::Welcome, State::HelloSent(own)) if own == frame.session => {
@@ -308,7 +308,7 @@ impl Session {
         }
     }
 
-    /// Sends knocks and pings; `true` when the host is lost.
+    /// Sends probes and pings; `true` when the host is lost.
     pub fn tick(&mut self, now: Millis, random: u64) -> bool {
         let waits = !self.pending.is_empty() || matches!(self.state, State::Replaying(_));
         let late = |since: Millis| now >= since + HOST_SILENCE_TIMEOUT;
@@ -323,7 +323,7 @@ impl Session {
                 self.state = State::Disconnected;
                 self.backing_off = false;
                 fuse_stream::push_frame(&mut self.out, FrameKind::Probe, random, &[]);
-                self.next_send = now + KNOCK_INTERVAL;
+                self.next_send = now + PROBE_INTERVAL;
             }
             State::Open(own) | State::Replaying(own) => {
                 if waits {

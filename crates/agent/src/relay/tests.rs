@@ -27,7 +27,7 @@ fn frame(kind: FrameKind, session: u64, payload: &[u8]) -> Frame<'_> {
 }
 
 /// Frames that the session has sent since the last call.
-fn said(session: &mut Session) -> Vec<(FrameKind, u64, Vec<u8>)> {
+fn sent_frames(session: &mut Session) -> Vec<(FrameKind, u64, Vec<u8>)> {
     let mut frames = FrameReader::from_agent();
     let out = session.out().to_vec();
     session.sent(out.len());
@@ -46,9 +46,9 @@ fn said(session: &mut Session) -> Vec<(FrameKind, u64, Vec<u8>)> {
 fn open(session: &mut Session) {
     session.stream_opened();
     assert!(!session.tick(0, 1));
-    assert_eq!(said(session)[0].0, FrameKind::Probe);
+    assert_eq!(sent_frames(session)[0].0, FrameKind::Probe);
     session.handle(0, frame(FrameKind::Challenge, 70, &[1, 0, 0, 0]), 7);
-    let (kind, nonce, payload) = said(session).remove(0);
+    let (kind, nonce, payload) = sent_frames(session).remove(0);
     assert_eq!((kind, nonce), (FrameKind::Hello, 70));
     assert_eq!(Hello::decode(&payload).unwrap().session, 7);
     assert_eq!(
@@ -65,7 +65,7 @@ fn open(session: &mut Session) {
         Step::Reply(&first)
     );
     assert!(session.is_open() && session.has_init_reply());
-    said(session);
+    sent_frames(session);
 }
 
 #[test]
@@ -101,11 +101,11 @@ fn a_new_worker_gets_the_old_init_and_must_give_the_same_reply() {
         open(&mut session);
         session.end();
         session.handle(0, frame(FrameKind::Challenge, 71, &[]), 8);
-        let hello = Hello::decode(&said(&mut session)[0].2).unwrap();
+        let hello = Hello::decode(&sent_frames(&mut session)[0].2).unwrap();
         assert_eq!((hello.mount, hello.session), (9, 8));
         session.handle(0, frame(FrameKind::Welcome, 8, &[0]), 0);
         assert!(session.is_replaying());
-        let again = said(&mut session).remove(0);
+        let again = sent_frames(&mut session).remove(0);
         assert_eq!(
             again,
             (
@@ -141,7 +141,7 @@ fn a_silent_host_is_lost_while_requests_are_pending() {
     let mut pings = 0;
     for now in (100_000..).step_by(500).take(10) {
         assert!(!session.tick(now, 0), "{now}");
-        pings += said(&mut session)
+        pings += sent_frames(&mut session)
             .iter()
             .filter(|s| s.0 == FrameKind::Ping)
             .count();
@@ -171,7 +171,7 @@ fn a_long_batch_forget_is_split_and_other_long_requests_fail() {
     }
     assert_eq!(session.ask(0, &list), None);
     let mut next = 0u64;
-    for (kind, _, part) in said(&mut session) {
+    for (kind, _, part) in sent_frames(&mut session) {
         assert_eq!(kind, FrameKind::Request);
         assert!(part.len() <= fuse_stream::MAX_REQUEST_BYTES);
         assert_eq!(
@@ -199,11 +199,11 @@ fn after_a_refusal_no_knock_is_sent_for_seconds() {
     session.handle(0, frame(FrameKind::Challenge, 70, &[]), 7);
     session.handle(0, frame(FrameKind::Refused, 70, b"too\nold"), 0);
     assert_eq!(session.refusal(), Some("tooold"));
-    said(&mut session);
+    sent_frames(&mut session);
     session.tick(4000, 0);
-    assert!(said(&mut session).is_empty());
+    assert!(sent_frames(&mut session).is_empty());
     session.tick(5000, 0);
-    assert_eq!(said(&mut session)[0].0, FrameKind::Probe);
+    assert_eq!(sent_frames(&mut session)[0].0, FrameKind::Probe);
 }
 
 fn kind() -> impl Strategy<Value = FrameKind> {

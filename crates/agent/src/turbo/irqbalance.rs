@@ -175,7 +175,7 @@ mod tests {
         rustix::net::send(&client, b"SLEEP 10 BANNED 0", words).unwrap();
         drop(client);
         assert!(ask(folder.path(), 7, "setup").is_err());
-        assert!(begun.elapsed() >= SOCKET_TIMEOUT * 2, "it was asked anew");
+        assert!(begun.elapsed() >= SOCKET_TIMEOUT * 2, "it was asked again");
     }
 
     #[test]

@@ -42,7 +42,7 @@ pub struct Keeper {
     hotplug: Option<Instant>,
     mode: Mode,
     notes: Vec<Note>,
-    /// WithdrawReason nothing is changed.
+    /// Why nothing is changed.
     off: Option<String>,
     /// What could not be restored.
     stuck: Vec<String>,
@@ -290,7 +290,7 @@ impl Keeper {
         }
     }
 
-    /// WithdrawReason a step was refused.
+    /// Why a step was refused.
     fn sentence(&self, now: &Snapshot, step: &Step, e: &io::Error) -> String {
         match &step.knob {
             Knob::Irq { irq } if e.raw_os_error() == Some(libc::EIO) => {

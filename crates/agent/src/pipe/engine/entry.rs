@@ -26,7 +26,7 @@ pub(super) struct Pipe {
     /// Addresses of a source that is to be held.
     pub(super) ends: Option<(SocketAddr, SocketAddr)>,
     pub(super) drain: Option<DrainPoll>,
-    /// WithdrawReason the pipe is refused.
+    /// Why the pipe is refused.
     pub(super) reason: Option<Reason>,
     /// How long the host had the pipe, in microseconds.
     pub(super) host_us: u64,
@@ -40,19 +40,19 @@ pub(super) enum Source {
         device: String,
         offset: u64,
     },
-    Socket(Endpoint),
+    Socket(SocketEnd),
 }
 
 /// The end that bytes go to.
 #[derive(Debug)]
 pub(super) enum Sink {
     File { target: Target, device: String },
-    Socket(Endpoint),
+    Socket(SocketEnd),
 }
 
 /// A program's socket, and what the host has returned for it.
 #[derive(Debug)]
-pub(super) struct Endpoint {
+pub(super) struct SocketEnd {
     pub(super) stream: Stream,
     pub(super) returned: Option<Box<Connection>>,
     /// Bytes that the host has received and the program has not read; they come before those in the returned
@@ -60,7 +60,7 @@ pub(super) struct Endpoint {
     pub(super) unread: Vec<u8>,
 }
 
-impl Endpoint {
+impl SocketEnd {
     pub(super) fn new(stream: Stream) -> Self {
         let (returned, unread) = (None, Vec::new());
         Self {
@@ -81,18 +81,18 @@ impl Pipe {
             }
             HostCommand::Stop => PipeRequest::Stop { pipe },
             HostCommand::Reset => PipeRequest::Reset { pipe },
-            HostCommand::Taken => PipeRequest::Restored { pipe },
+            HostCommand::Restored => PipeRequest::Restored { pipe },
         })
     }
 
     /// The sockets of these sides.
-    pub(super) fn endpoints(&mut self, of: Sides) -> impl Iterator<Item = &mut Endpoint> {
+    pub(super) fn socket_ends(&mut self, of: Sides) -> impl Iterator<Item = &mut SocketEnd> {
         let source = match &mut self.source {
-            Source::Socket(endpoint) if of.source => Some(endpoint),
+            Source::Socket(end) if of.source => Some(end),
             _ => None,
         };
         let sink = match &mut self.sink {
-            Sink::Socket(endpoint) if of.sink => Some(endpoint),
+            Sink::Socket(end) if of.sink => Some(end),
             _ => None,
         };
         source.into_iter().chain(sink)
@@ -100,10 +100,10 @@ impl Pipe {
 
     /// Restores the returned connections; the sides where that failed.
     pub(super) fn restore(&mut self, counters: &Counters) -> Sides {
-        let put = |endpoint: &mut Endpoint| match endpoint.returned.take() {
+        let put = |end: &mut SocketEnd| match end.returned.take() {
             Some(mut connection) => {
-                connection.unread.0.splice(..0, endpoint.unread.drain(..));
-                let restored = endpoint.stream.restore(*connection);
+                connection.unread.0.splice(..0, end.unread.drain(..));
+                let restored = end.stream.restore(*connection);
                 if let Err(e) = &restored {
                     counters.set_last_detail(format!("a connection could not be restored: {e}"));
                 }
@@ -114,11 +114,11 @@ impl Pipe {
         };
         Sides {
             source: match &mut self.source {
-                Source::Socket(endpoint) => put(endpoint),
+                Source::Socket(end) => put(end),
                 Source::File { .. } => false,
             },
             sink: match &mut self.sink {
-                Sink::Socket(endpoint) => put(endpoint),
+                Sink::Socket(end) => put(end),
                 Sink::File { .. } => false,
             },
         }

@@ -43,16 +43,16 @@ impl Pipes {
         // what can fail without a trace comes first, and the source last: it must continue when the sink
         // fails
         let source_hop = match &pipe.source {
-            Source::Socket(endpoint) => {
-                let (local, peer) = endpoint.stream.ends()?;
+            Source::Socket(end) => {
+                let (local, peer) = end.stream.ends()?;
                 self.next_hops.get(local, peer)?
             }
             Source::File { .. } => [0; 6],
         };
         let sink = match &mut pipe.sink {
-            Sink::Socket(endpoint) => {
+            Sink::Socket(end) => {
                 let hop = |(local, peer)| self.next_hops.get(local, peer);
-                let (connection, next_hop) = endpoint.stream.extract(hop)?;
+                let (connection, next_hop) = end.stream.extract(hop)?;
                 Endpoint::Connection {
                     connection: Box::new(connection),
                     next_hop,
@@ -65,8 +65,8 @@ impl Pipes {
             },
         };
         let source = match &mut pipe.source {
-            Source::Socket(endpoint) => {
-                let taken = endpoint.stream.extract(|_| Ok(source_hop));
+            Source::Socket(end) => {
+                let taken = end.stream.extract(|_| Ok(source_hop));
                 taken.map(|(connection, next_hop)| Endpoint::Connection {
                     connection: Box::new(connection),
                     next_hop,
@@ -92,8 +92,8 @@ impl Pipes {
                 length,
             })),
             Err(reason) => {
-                if let Sink::Socket(endpoint) = &pipe.sink {
-                    endpoint.stream.resume();
+                if let Sink::Socket(end) = &pipe.sink {
+                    end.stream.resume();
                 }
                 Err(reason)
             }

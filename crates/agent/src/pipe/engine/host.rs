@@ -34,8 +34,8 @@ impl Pipes {
                     sink: !source,
                 };
                 if let Some(pipe) = self.pipes.get_mut(&pipe) {
-                    let endpoints = pipe.endpoints(side);
-                    endpoints.for_each(|endpoint| endpoint.unread.extend_from_slice(&bytes.0));
+                    let ends = pipe.socket_ends(side);
+                    ends.for_each(|end| end.unread.extend_from_slice(&bytes.0));
                 }
             }
             PipeReply::Finished {
@@ -47,20 +47,24 @@ impl Pipes {
                 host_us,
             } => {
                 let sent = self.clamp_sent(pipe, sent);
-                let came = Sides {
+                let returned = Sides {
                     source: source.is_some(),
                     sink: sink.is_some(),
                 };
                 if let Some(pipe) = self.pipes.get_mut(&pipe) {
                     pipe.host_us = host_us;
-                    if let Source::Socket(endpoint) = &mut pipe.source {
-                        endpoint.returned = source;
+                    if let Source::Socket(end) = &mut pipe.source {
+                        end.returned = source;
                     }
-                    if let Sink::Socket(endpoint) = &mut pipe.sink {
-                        endpoint.returned = sink;
+                    if let Sink::Socket(end) = &mut pipe.sink {
+                        end.returned = sink;
                     }
                 }
-                let event = Event::Returned { came, sent, errno };
+                let event = Event::Returned {
+                    returned,
+                    sent,
+                    errno,
+                };
                 self.apply(pipe, event, Reason::RefusedByHost);
             }
         }

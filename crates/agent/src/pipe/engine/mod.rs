@@ -343,16 +343,12 @@ impl Pipes {
                         is_gone |= !self.programs.answer(pipe.program, &answer);
                     }
                     Action::Tell(command) => outbox.extend(pipe.host_message(id, command)),
-                    Action::Resume => pipe
-                        .endpoints(BOTH)
-                        .for_each(|endpoint| endpoint.stream.resume()),
-                    Action::Kill(sides) => pipe.endpoints(sides).for_each(|endpoint| {
-                        endpoint.returned = None;
-                        endpoint.stream.kill();
+                    Action::Resume => pipe.socket_ends(BOTH).for_each(|end| end.stream.resume()),
+                    Action::Drop(sides) => pipe.socket_ends(sides).for_each(|end| {
+                        end.returned = None;
+                        end.stream.drop_connection();
                     }),
-                    Action::Reset => pipe
-                        .endpoints(BOTH)
-                        .for_each(|endpoint| endpoint.stream.reset()),
+                    Action::Reset => pipe.socket_ends(BOTH).for_each(|end| end.stream.reset()),
                     Action::Restore => {
                         let failed = pipe.restore(&self.counters);
                         events.push_back(Event::Restored(failed));

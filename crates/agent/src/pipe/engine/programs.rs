@@ -28,11 +28,11 @@ impl Pipes {
                 }
             }
             Incoming::Ask(ask, Some(fds)) => {
-                let Some(request) = Request::of(ask).filter(|w| self.find(program, w.id).is_none())
+                let Some(request) = Request::of(ask).filter(|r| self.find(program, r.id).is_none())
                 else {
                     return self.disconnect(program);
                 };
-                if let Err(reason) = self.begin(program, request, fds) {
+                if let Err(reason) = self.start_pipe(program, request, fds) {
                     self.counters.count_refusal(reason);
                     let (id, errno) = (request.id, reason.errno());
                     let refused = LibraryReply::Refused { id, errno };

@@ -9,7 +9,7 @@ use viola_proto::pipe::PipeId;
 use viola_proto::pipe::library::LibraryRequest;
 
 use super::Pipes;
-use super::entry::{BOTH, Endpoint, Pipe, Sink, Source};
+use super::entry::{BOTH, Pipe, Sink, SocketEnd, Source};
 use crate::pipe::lease::{FileInfo, FileKey};
 use crate::pipe::life::{Event, Kind, Life};
 use crate::pipe::programs::ProgramId;
@@ -60,14 +60,14 @@ impl Request {
 }
 
 /// A descriptor that a program has sent.
-enum Given {
+enum Descriptor {
     File(OwnedFd),
-    Socket(Endpoint),
+    Socket(SocketEnd),
 }
 
 impl Pipes {
     /// Starts a pipe. On an error nothing was done.
-    pub(super) fn begin(
+    pub(super) fn start_pipe(
         &mut self,
         program: ProgramId,
         request: Request,
@@ -89,14 +89,14 @@ impl Pipes {
         let connections = request.kind.connections();
         let pipe = self.next;
         let from = match connections.source {
-            true => Given::Socket(Endpoint::new(Stream::source(source)?)),
-            false => Given::File(source),
+            true => Descriptor::Socket(SocketEnd::new(Stream::source(source)?)),
+            false => Descriptor::File(source),
         };
         let to = match connections.sink {
-            true => Given::Socket(Endpoint::new(Stream::new(sink)?)),
-            false => Given::File(sink),
+            true => Descriptor::Socket(SocketEnd::new(Stream::new(sink)?)),
+            false => Descriptor::File(sink),
         };
-        if let (Given::Socket(from), Given::Socket(to)) = (&from, &to)
+        if let (Descriptor::Socket(from), Descriptor::Socket(to)) = (&from, &to)
             && from.stream.is_same(&to.stream)
         {
             return Err(Reason::BadSocket);
@@ -105,12 +105,12 @@ impl Pipes {
             return Err(Reason::OutOfRange);
         }
         let into = match &to {
-            Given::File(file) => Some(self.may_write(file.as_fd())?),
-            Given::Socket(_) => None,
+            Descriptor::File(file) => Some(self.may_write(file.as_fd())?),
+            Descriptor::Socket(_) => None,
         };
         let source = match from {
-            Given::Socket(endpoint) => Source::Socket(endpoint),
-            Given::File(file) => {
+            Descriptor::Socket(end) => Source::Socket(end),
+            Descriptor::File(file) => {
                 let held = self.hold(pipe, file.as_fd(), &request);
                 // closed after the message to the host is on its way
                 self.closable.push(file);
@@ -118,8 +118,8 @@ impl Pipes {
             }
         };
         let sink = match (to, into) {
-            (Given::Socket(endpoint), _) => Ok(Sink::Socket(endpoint)),
-            (Given::File(sink), Some((key, device, notes))) => match &source {
+            (Descriptor::Socket(end), _) => Ok(Sink::Socket(end)),
+            (Descriptor::File(sink), Some((key, device, notes))) => match &source {
                 Source::File { key: read, .. } if *read == key => Err(Reason::HasWriter),
                 _ => {
                     let shared = (&self.completion_sender, &self.counters);
@@ -128,7 +128,7 @@ impl Pipes {
                     target.map(|target| Sink::File { target, device })
                 }
             },
-            (Given::File(_), None) => Err(Reason::SystemError),
+            (Descriptor::File(_), None) => Err(Reason::SystemError),
         };
         let sink = match (sink, &source) {
             (Ok(sink), _) => sink,
@@ -254,7 +254,7 @@ impl Pipes {
 
     /// Hands the pipe over, or has its source held, when both ends are ready.
     fn advance(&mut self, id: PipeId) {
-        let Some(pipe) = self.pipes.get_mut(&id).filter(|p| p.life.is_asked()) else {
+        let Some(pipe) = self.pipes.get_mut(&id).filter(|p| p.life.is_requested()) else {
             return;
         };
         let is_read = match &pipe.source {
@@ -273,8 +273,8 @@ impl Pipes {
         }
         // an unknown next hop is found before the host holds anything
         let mut ends = Err(Reason::SystemError);
-        for endpoint in pipe.endpoints(BOTH) {
-            let found = endpoint.stream.ends();
+        for end in pipe.socket_ends(BOTH) {
+            let found = end.stream.ends();
             let reached = found.and_then(|(local, peer)| self.next_hops.get(local, peer));
             match (reached, &ends) {
                 (Err(reason), _) => {

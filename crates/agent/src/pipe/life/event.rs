@@ -96,10 +96,10 @@ pub enum Event {
     /// The host has returned the pipe and does not touch the files any more.
     Returned {
         /// The connections that it returned.
-        came: Sides,
+        returned: Sides,
         /// Bytes that the host has moved.
         sent: u64,
-        /// WithdrawReason the pipe ended early; 0 when it did not.
+        /// Why the pipe ended early; 0 when it did not.
         errno: i32,
     },
     /// The returned connections were restored, except for these.
@@ -128,7 +128,7 @@ pub enum HostCommand {
     /// Reset the connections.
     Reset,
     /// The connections are back in the program's sockets.
-    Taken,
+    Restored,
 }
 
 /// What the engine has to do for a pipe.
@@ -141,7 +141,7 @@ pub enum Action {
     /// Resume the extracted connections in their sockets.
     Resume,
     /// Drop these connections without a packet.
-    Kill(Sides),
+    Drop(Sides),
     /// Reset all connections: it is not known whether the host has sent a reset.
     Reset,
     /// Restore the returned connections; [`Event::Restored`] follows.

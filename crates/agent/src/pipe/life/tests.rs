@@ -24,7 +24,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(Event::Refused),
         2 => few.prop_map(Event::Progress),
         2 => (sides(), 0..1000_u64, errno)
-            .prop_map(|(came, sent, errno)| Event::Returned { came, sent, errno }),
+            .prop_map(|(returned, sent, errno)| Event::Returned { returned, sent, errno }),
         1 => sides().prop_map(Event::Restored),
         2 => prop_oneof![4 => Just(0), 1 => Just(libc::EIO)].prop_map(Event::Settled),
         1 => Just(Event::SessionClosed),
@@ -58,9 +58,9 @@ struct World {
     reset: usize,
     stops: usize,
     taken: usize,
-    /// `Restored` is due, for the connections that came.
+    /// `Restored` is due, for the connections that returned.
     restore: bool,
-    came: Sides,
+    returned: Sides,
     /// No session is open.
     closed: bool,
 }
@@ -89,11 +89,11 @@ impl World {
                 (self.read, self.hold) = (false, false);
             }
             Event::Progress(sent) if self.read && !self.closed => self.total = self.moved + sent,
-            Event::Returned { came, sent, .. } if !self.closed => {
+            Event::Returned { returned, sent, .. } if !self.closed => {
                 if self.read {
                     self.total = self.moved + sent;
                 }
-                (self.read, self.came) = (false, came);
+                (self.read, self.returned) = (false, returned);
             }
             Event::Settled(_) => (self.settling, self.settled) = (false, true),
             Event::SessionClosed => (self.closed, self.hold) = (true, false),
@@ -151,7 +151,7 @@ impl World {
             }
             Action::Tell(HostCommand::Stop) => (self.hold, self.stops) = (false, self.stops + 1),
             Action::Tell(HostCommand::Reset) => self.reset += 1,
-            Action::Tell(HostCommand::Taken) => {
+            Action::Tell(HostCommand::Restored) => {
                 let alive = self.connections.without(self.killed).without(self.silent);
                 prop_assert!(alive.any());
                 self.taken += 1;
@@ -160,7 +160,7 @@ impl World {
                 prop_assert_eq!((self.silent, self.killed), (self.connections, Sides::NONE));
                 self.silent = Sides::NONE;
             }
-            Action::Kill(sides) => {
+            Action::Drop(sides) => {
                 prop_assert!(sides.any());
                 prop_assert_eq!(sides.without(self.silent), Sides::NONE);
                 self.silent = self.silent.without(sides);
@@ -222,8 +222,8 @@ fn happen(
         if !std::mem::take(&mut world.restore) {
             break;
         }
-        let came = world.silent.without(failed);
-        world.silent = world.silent.without(came);
+        let returned = world.silent.without(failed);
+        world.silent = world.silent.without(returned);
         actions = life.apply(Event::Restored(failed));
     }
     prop_assert!(world.stops <= 1 && world.reset <= 1 && world.taken <= 1 && world.holds <= 1);
@@ -259,7 +259,7 @@ fn run(kind: Kind, events: &[Event]) -> (Life, Vec<Action>) {
     (life, actions)
 }
 
-fn said(sent: u64, lost: Sides) -> Action {
+fn finished(sent: u64, lost: Sides) -> Action {
     let errno = if lost.any() { libc::ECONNRESET } else { 0 };
     let Sides { source, sink } = lost;
     Action::Answer(LibraryReply::Finished {
@@ -284,9 +284,13 @@ const SINK: Sides = Sides {
     sink: true,
 };
 
-fn back(came: Sides, sent: u64) -> Event {
+fn back(returned: Sides, sent: u64) -> Event {
     let errno = 0;
-    Event::Returned { came, sent, errno }
+    Event::Returned {
+        returned,
+        sent,
+        errno,
+    }
 }
 
 #[test]
@@ -306,9 +310,9 @@ fn a_file_is_sent_and_the_connection_is_restored() {
             Action::Answer(LibraryReply::Progress { id: 7, sent: 4 }),
             Action::ReleaseFile,
             Action::Restore,
-            Action::Tell(HostCommand::Taken),
+            Action::Tell(HostCommand::Restored),
             Action::Settle(9),
-            said(9, Sides::NONE),
+            finished(9, Sides::NONE),
         ]
     );
 }
@@ -334,9 +338,9 @@ fn bytes_moved_by_agent_and_host_are_counted_together() {
             Action::Answer(LibraryReply::Progress { id: 7, sent: 104 }),
             Action::ReleaseFile,
             Action::Restore,
-            Action::Tell(HostCommand::Taken),
+            Action::Tell(HostCommand::Restored),
             Action::Settle(109),
-            said(109, Sides::NONE),
+            finished(109, Sides::NONE),
         ]
     );
 }
@@ -347,20 +351,20 @@ fn a_connection_that_is_not_returned_is_dropped_and_reported_lost() {
     let (mut life, _) = run(Kind::Relay, &held);
     assert_eq!(
         life.apply(back(SOURCE, 5)),
-        [Action::ReleaseFile, Action::Kill(SINK), Action::Restore]
+        [Action::ReleaseFile, Action::Drop(SINK), Action::Restore]
     );
     assert_eq!(
         life.apply(Event::Restored(Sides::NONE)),
-        [Action::Tell(HostCommand::Taken), Action::Settle(5)]
+        [Action::Tell(HostCommand::Restored), Action::Settle(5)]
     );
-    assert_eq!(life.apply(Event::Settled(0)), [said(5, SINK)]);
+    assert_eq!(life.apply(Event::Settled(0)), [finished(5, SINK)]);
     let (mut life, _) = run(Kind::Relay, &held);
     life.apply(back(BOTH, 5));
     assert_eq!(
         life.apply(Event::Restored(BOTH)),
         [
             Action::Tell(HostCommand::Reset),
-            Action::Kill(BOTH),
+            Action::Drop(BOTH),
             Action::Settle(5)
         ]
     );
@@ -384,14 +388,14 @@ fn a_held_source_that_cannot_be_handed_over_is_released() {
     let (mut life, _) = run(Kind::Receive, &held);
     life.apply(Event::Moved(6));
     life.apply(Event::SourceEnded(Sides::NONE));
-    assert_eq!(life.apply(Event::Settled(0)), [said(6, Sides::NONE)]);
+    assert_eq!(life.apply(Event::Settled(0)), [finished(6, Sides::NONE)]);
 }
 
 #[test]
 fn a_lost_pipe_keeps_its_file_until_the_next_session() {
     let way = [Event::HandedOver, Event::Progress(4), Event::SessionClosed];
     let (mut life, actions) = run(Kind::Send, &way);
-    assert_eq!(actions[1..], [Action::Reset, said(4, SINK)]);
+    assert_eq!(actions[1..], [Action::Reset, finished(4, SINK)]);
     assert!(life.uses_files() && !life.is_awaited());
     assert_eq!(
         life.apply(Event::SessionOpened),
@@ -420,7 +424,7 @@ fn a_sink_file_is_settled_only_in_the_next_session_after_a_loss() {
             life.apply(Event::SessionOpened),
             [Action::ReleaseFile, Action::Settle(4)]
         );
-        assert_eq!(life.apply(Event::Settled(0)), [said(4, lost)]);
+        assert_eq!(life.apply(Event::Settled(0)), [finished(4, lost)]);
     }
 }
 
@@ -434,6 +438,6 @@ fn a_dead_program_has_its_connection_reset_by_the_host() {
     assert!(life.uses_files(), "until the host says so");
     assert_eq!(
         life.apply(back(Sides::NONE, 0)),
-        [Action::ReleaseFile, Action::Kill(SINK), Action::Settle(0)]
+        [Action::ReleaseFile, Action::Drop(SINK), Action::Settle(0)]
     );
 }

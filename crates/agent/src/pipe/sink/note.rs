@@ -222,7 +222,7 @@ impl Handle {
         if raw < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was just made and is nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         Ok(unsafe { File::from_raw_fd(raw as i32) })
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! 1. `fill` writes zeros where there is no written block: a hole or the end of the file has no place that the host
 //!    could write.
-//! 2. A note is written, and the file is made immutable: nobody writes, frees or moves its blocks.
+//! 2. A note is written, and the file is made immutable: the kernel lets no process write, free or move its blocks.
 //! 3. The extents are read, and their cached pages dropped.
 //! 4. The host writes.
 //! 5. The flag is cleared; pages that were cached meanwhile are refreshed, bytes that the agent received are written,

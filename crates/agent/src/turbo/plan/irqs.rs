@@ -190,5 +190,5 @@ impl Planner<'_> {
     }
 }
 
-/// WithdrawReason an interrupt cannot be moved.
+/// Why an interrupt cannot be moved.
 pub const MANAGED_IRQ: &str = "the kernel does not let its affinity be set: the kernel manages it (give the device one queue, or boot with isolcpus=managed_irq and the other vCPUs), or the interrupt controller cannot move it";

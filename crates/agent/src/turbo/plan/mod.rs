@@ -82,7 +82,7 @@ pub struct Plan {
     pub mode: Mode,
 }
 
-/// WithdrawReason there can be no turbo vCPU, as one sentence.
+/// Why there can be no turbo vCPU, as one sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Unavailable(pub String);
