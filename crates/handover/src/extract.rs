@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Out of a socket.
+//! Extracts connections from sockets.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -8,8 +8,8 @@ use crate::state::{RepairWindow, TcpState, WindowScale};
 use crate::sys::{self, Queue};
 use crate::{Error, Result};
 
-/// How often a queue may change under the reader's eyes; each time it is for a segment that was under way.
-const TRIES: usize = 100;
+/// Attempts to read a consistent state. Each attempt may fail for a segment that was under way.
+const MAX_ATTEMPTS: usize = 100;
 
 // include/net/tcp_states.h
 const ESTABLISHED: u8 = 1;
@@ -20,86 +20,87 @@ const TIMESTAMPS: u8 = 1;
 const SACK: u8 = 2;
 const WSCALE: u8 = 4;
 
-// tcpi_rcv_wnd, behind it all that older kernels know
-const RCV_WND: usize = 232;
+// Offset of tcpi_rcv_wnd; older kernels have shorter structures.
+const RCV_WND_OFFSET: usize = 232;
 
-/// A socket in repair mode: it sends nothing and its end is silent. Dropped, it goes on as before.
+/// A socket in repair mode: it sends nothing, and closing it is silent. Dropped, it leaves repair mode and goes on as
+/// before.
 #[derive(Debug)]
 pub struct Extracted<'a> {
-    repair: Repair<'a>,
+    repair: RepairGuard<'a>,
     state: TcpState,
 }
 
 impl Extracted<'_> {
-    /// What it consists of.
+    /// The connection's state.
     pub fn state(&self) -> &TcpState {
         &self.state
     }
 
-    /// Leaves the socket in repair mode; the connection is somebody else's now.
+    /// Leaves the socket in repair mode and returns the state, for another socket.
     pub fn detach(self) -> TcpState {
         std::mem::forget(self.repair);
         self.state
     }
 }
 
-/// Ends repair mode when dropped.
+/// Leaves repair mode when dropped.
 #[derive(Debug)]
-struct Repair<'a>(BorrowedFd<'a>);
+struct RepairGuard<'a>(BorrowedFd<'a>);
 
-impl Drop for Repair<'_> {
+impl Drop for RepairGuard<'_> {
     fn drop(&mut self) {
-        // nothing can be done about a failure: the socket is as good as closed then
+        // after a failure the socket is as good as closed
         let _ = leave_repair_mode(self.0);
     }
 }
 
-/// The parts of `struct tcp_info` that matter here. Two that are equal were read of a connection on which nothing has happened in
-/// between: what is written is sent at once or counts as not sent, and what is sent is acknowledged or counts as not acknowledged.
+/// The fields of `struct tcp_info` that matter here. Two equal values mean that nothing happened in between: a write
+/// is sent at once or counts as not sent, and a sent segment is acknowledged or counts as not acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Info {
     state: u8,
     options: u8,
     scale: WindowScale,
-    /// Segments that were sent and are not acknowledged.
+    /// Segments sent and not acknowledged.
     unacked: u32,
-    /// Cap of the pacing in bytes a second, if there is one.
+    /// Pacing limit in bytes per second, if there is one.
     pacing: Option<u64>,
-    /// Bytes in all: acknowledged by the peer, received, sent (again, too).
+    /// Total bytes: acknowledged by the peer, received, sent (retransmissions included).
     acked: u64,
     received: u64,
     sent: u64,
-    /// Bytes that were written and not sent.
+    /// Bytes written and not sent.
     unsent: u32,
 }
 
-/// Up to `tcpi_bytes_sent`, which came last (Linux 4.19).
-const INFO: usize = 208;
+/// Size up to `tcpi_bytes_sent` (Linux 4.19).
+const INFO_BYTES: usize = 208;
 
 impl Info {
     fn read(fd: BorrowedFd<'_>) -> Result<Self> {
-        let mut bytes = [0; INFO];
+        let mut bytes = [0; INFO_BYTES];
         let got = sys::get_tcp(fd, sys::INFO, &mut bytes, "TCP_INFO")?;
         if got < bytes.len() {
             return Err(Error::NotTransferable(
-                "the kernel is too old: it does not count the bytes that are sent",
+                "the kernel is older than Linux 4.19: TCP_INFO does not count sent bytes",
             ));
         }
         Ok(Self::of(&bytes))
     }
 
-    fn of(bytes: &[u8; INFO]) -> Self {
-        let half = |at: usize| {
+    fn of(bytes: &[u8; INFO_BYTES]) -> Self {
+        let u32_at = |at: usize| {
             let mut four = [0; 4];
             four.copy_from_slice(&bytes[at..at + 4]);
             u32::from_ne_bytes(four)
         };
-        let whole = |at: usize| {
+        let u64_at = |at: usize| {
             let mut eight = [0; 8];
             eight.copy_from_slice(&bytes[at..at + 8]);
             u64::from_ne_bytes(eight)
         };
-        // two bit fields of four bits in one byte, the first one in the lower half on little endian
+        // one byte has two bit fields of four bits, the first one in the lower half on little endian
         let scale = bytes[6];
         let (low, high) = (scale & 15, scale >> 4);
         let (peer, own) = if cfg!(target_endian = "little") {
@@ -107,23 +108,23 @@ impl Info {
         } else {
             (high, low)
         };
-        let pacing = whole(112);
+        let pacing = u64_at(112);
         Self {
             state: bytes[0],
             options: bytes[5],
             scale: WindowScale { peer, own },
-            unacked: half(24),
+            unacked: u32_at(24),
             pacing: (pacing != u64::MAX).then_some(pacing),
-            acked: whole(120),
-            received: whole(128),
-            sent: whole(200),
-            unsent: half(144),
+            acked: u64_at(120),
+            received: u64_at(128),
+            sent: u64_at(200),
+            unsent: u32_at(144),
         }
     }
 }
 
-/// Bytes that were written and are not acknowledged. A connection that is taken with such bytes works, but what was under
-/// way is sent again only after the retransmission timeout of 200 ms and more: better wait until nothing is.
+/// Bytes that were written and not acknowledged. A connection that is extracted with such bytes works, but segments
+/// under way are retransmitted only after 200 ms or more. Better wait until this is 0.
 ///
 /// # Errors
 /// What the kernel refused.
@@ -131,24 +132,25 @@ pub fn unacknowledged_bytes(fd: BorrowedFd<'_>) -> Result<usize> {
     sys::queued(fd, Queue::Written)
 }
 
-/// How many bytes further than what was read the peer may send: those that nobody has read, and the window announced.
+/// Bytes that the peer may have delivered or may still send: the receive queue and the announced window.
 ///
 /// # Errors
 /// What the kernel refused; [`Error::NotTransferable`] before Linux 6.2.
 pub fn receivable_bytes(fd: BorrowedFd<'_>) -> Result<u64> {
-    let mut info = [0; RCV_WND + 4];
+    let mut info = [0; RCV_WND_OFFSET + 4];
     if sys::get_tcp(fd, sys::INFO, &mut info, "TCP_INFO")? < info.len() {
         return Err(Error::NotTransferable(
-            "the kernel does not tell its window",
+            "the kernel is older than Linux 6.2: TCP_INFO has no receive window",
         ));
     }
     let mut window = [0; 4];
-    window.copy_from_slice(&info[RCV_WND..]);
+    window.copy_from_slice(&info[RCV_WND_OFFSET..]);
     let unread = sys::queued(fd, Queue::Unread)?;
     Ok(unread as u64 + u64::from(u32::from_ne_bytes(window)))
 }
 
-/// Lets the peer send no further than it [may now](receivable_bytes), or `window` bytes beyond what has come, whichever is more.
+/// Limits the announced window to `window` bytes, or to what the peer [may already send](receivable_bytes), whichever
+/// is more.
 ///
 /// # Errors
 /// What the kernel refused.
@@ -156,8 +158,8 @@ pub fn clamp_window(fd: BorrowedFd<'_>, window: u32) -> Result<()> {
     sys::clamp(fd, window)
 }
 
-/// Lets what nobody has read and what the peer may still send be `bytes` together at most, but for what it [may
-/// already](receivable_bytes); the kernel tunes that no more.
+/// Limits the receive queue and the announced window to `bytes` together, except what the peer [may already
+/// send](receivable_bytes). The kernel no longer tunes the buffer.
 ///
 /// # Errors
 /// What the kernel refused: this needs `CAP_NET_ADMIN`.
@@ -166,27 +168,27 @@ pub fn limit_receive_buffer(fd: BorrowedFd<'_>, bytes: u32) -> Result<()> {
     sys::clamp(fd, bytes)
 }
 
-/// Takes the connection out of a socket, which is in repair mode from then on. Its packets have to be held back.
+/// Extracts the connection of a socket, which enters repair mode. The caller must hold the connection's packets.
 ///
-/// The receive queue is read first: only when the send queue is chosen does a socket in repair mode stop
-/// to send acknowledgements, paced segments and what the small-queue tasklet had left.
+/// The receive queue is read first: a socket in repair mode sends acknowledgements, paced segments and the
+/// small-queue tasklet's rest until the send queue is selected.
 ///
 /// # Errors
-/// [`Error::NotTransferable`] for what is no established TCP connection, or has said that it will write no more.
+/// [`Error::NotTransferable`] unless it is an established TCP connection that still may write.
 pub fn extract(fd: BorrowedFd<'_>) -> Result<Extracted<'_>> {
     let ends = endpoints(fd)?;
     extract_between(fd, ends)
 }
 
-/// This end of a connection, and the other one, as the socket has them.
+/// Local and peer address of a socket.
 ///
 /// # Errors
-/// [`Error::NotTransferable`] for what is no connection of TCP.
+/// [`Error::NotTransferable`] unless it is a TCP connection over IPv4 or IPv6.
 pub fn endpoints(fd: BorrowedFd<'_>) -> Result<(SocketAddr, SocketAddr)> {
     match (address(fd, false)?, address(fd, true)?) {
         (Some(local), Some(peer)) => Ok((local, peer)),
         _ => Err(Error::NotTransferable(
-            "it is no connection of TCP over IPv4 or IPv6",
+            "it is no TCP connection over IPv4 or IPv6",
         )),
     }
 }
@@ -202,13 +204,14 @@ pub fn extract_between(
     let info = Info::read(fd)?;
     check(info)?;
     sys::set_tcp(fd, sys::REPAIR, sys::ON, "TCP_REPAIR")?;
-    // from here on the socket is let go again whatever happens
-    let repair = Repair(fd);
+    // from here on every error leaves repair mode
+    let repair = RepairGuard(fd);
     let state = read(fd, ends, info)?;
     Ok(Extracted { repair, state })
 }
 
-/// Lets a socket whose connection was [kept](Extracted::detach) go on by itself: nobody else has the connection now.
+/// Leaves repair mode: a socket whose connection was [detached](Extracted::detach) goes on by itself. No other socket
+/// may have the connection.
 ///
 /// # Errors
 /// What the kernel refused.
@@ -216,8 +219,8 @@ pub fn leave_repair_mode(fd: BorrowedFd<'_>) -> Result<()> {
     sys::set_tcp(fd, sys::REPAIR, sys::OFF, "TCP_REPAIR")
 }
 
-/// Sends the peer the number up to which all has been received, and makes it answer with its own: the kernel does so for a socket
-/// that leaves repair mode (`tcp_send_window_probe`).
+/// Sends the peer a window probe, which acknowledges all received bytes and makes the peer answer with its own
+/// sequence number. The kernel does so for a socket that leaves repair mode (`tcp_send_window_probe`).
 ///
 /// # Errors
 /// What the kernel refused.
@@ -239,26 +242,26 @@ fn check(info: Info) -> Result<()> {
     match info.state {
         ESTABLISHED | CLOSE_WAIT => Ok(()),
         _ => Err(Error::NotTransferable(
-            "it is not established, or will write no more",
+            "it is not established, or has sent a FIN",
         )),
     }
 }
 
-/// `before` is what the kernel said a moment ago. Each question is a system call, so nothing is asked twice that the kernel's counts
-/// tell to be as it was.
+/// Reads the state. `before` was read a moment ago. Each read is a system call, so values that the kernel's counters
+/// show to be unchanged are not read again.
 fn read(
     fd: BorrowedFd<'_>,
     (local, peer): (SocketAddr, SocketAddr),
     mut before: Info,
 ) -> Result<TcpState> {
     let mss = sys::get_u32(fd, sys::MAXSEG, "TCP_MAXSEG")?;
-    for _ in 0..TRIES {
+    for _ in 0..MAX_ATTEMPTS {
         sys::set_tcp(fd, sys::REPAIR_QUEUE, sys::RECV_QUEUE, "TCP_REPAIR_QUEUE")?;
         let received = sys::get_u32(fd, sys::QUEUE_SEQ, "TCP_QUEUE_SEQ")?;
         let unread = sys::queued(fd, Queue::Unread)?;
         if unread > 0 && !sys::peeks_from_start(fd)? {
             return Err(Error::NotTransferable(
-                "a look at what is there begins elsewhere",
+                "its program has set SO_PEEK_OFF: a peek does not begin at the first unread byte",
             ));
         }
         let unread_bytes = sys::peek(fd, unread, "the receive queue")?;
@@ -266,7 +269,7 @@ fn read(
         sys::set_tcp(fd, sys::REPAIR_QUEUE, sys::SEND_QUEUE, "TCP_REPAIR_QUEUE")?;
         let written = sys::get_u32(fd, sys::QUEUE_SEQ, "TCP_QUEUE_SEQ")?;
         let unsent = before.unsent as usize;
-        // without a segment under way the rest is what was not sent
+        // without a segment under way, the send queue is the unsent bytes
         let queued = match before.unacked {
             0 => unsent,
             _ => sys::queued(fd, Queue::Written)?,
@@ -299,12 +302,12 @@ fn read(
             rcv_wnd: word(12),
             rcv_wup: word(16),
         };
-        // a FIN takes a number of its own; the peer's counts for nobody but the one who reads the end
+        // a FIN occupies a sequence number, which `rcv_nxt` does not count
         let peer_finished = after.state == CLOSE_WAIT;
         let fin = u32::from(peer_finished);
         window.rcv_wup = window.rcv_wup.wrapping_sub(fin);
-        // What has come behind a gap stays behind, and its windows count as not heard: where they are beyond what this end
-        // would take, the kernel would not have them (tcp_repair_set_window). A later segment says them again.
+        // Segments behind a gap are not moved, and their windows are dropped: the kernel refuses windows beyond what
+        // this end would accept (tcp_repair_set_window). The peer announces them again in a later segment.
         let received = received.wrapping_sub(fin);
         if (window.snd_wl1.wrapping_sub(received) as i32) > 0 {
             window.snd_wl1 = received;
@@ -330,6 +333,6 @@ fn read(
         });
     }
     Err(Error::NotTransferable(
-        "its packets are not held back: its queues keep changing",
+        "its queues keep changing: its packets are not held",
     ))
 }

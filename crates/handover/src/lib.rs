@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A live TCP connection, taken from one socket and put into another, without a word to the peer.
+//! Moves a live TCP connection from one socket to another without the peer's knowledge.
 //!
-//! [`extract`] reads all that the kernel knows of a connection (`TCP_REPAIR`, as CRIU uses it: kernel
-//! `net/ipv4/tcp.c`), [`restore`] makes a socket that goes on where the first one stopped. In between the
-//! caller has to keep the connection's packets from both sockets; a gap of a second ends in a reset.
-//! Needs CAP_NET_ADMIN in the user namespace of the network namespace.
+//! [`extract`] reads the kernel's state of a connection (`TCP_REPAIR`, as CRIU uses it: kernel `net/ipv4/tcp.c`).
+//! [`restore`] rebuilds the connection in another socket. In between the caller must keep the connection's packets
+//! from both sockets; a gap of a second ends in a reset. Needs CAP_NET_ADMIN in the user namespace of the network
+//! namespace.
 //!
 //! ```text
-//! hold the packets;  take(old);  put(new, state);  let them go to the new one;  go(new)
+//! hold the packets;  extract(old);  restore(new, state);  redirect the packets to the new socket;  activate
 //! ```
 //!
-//! The first socket stays as it is, in repair mode, and sends nothing: [`disconnect_silently`] ends its connection on the same
-//! descriptor, [`restore`] may later bring it back into that descriptor.
+//! After [`Extracted::detach`] the old socket stays in repair mode and sends nothing. [`disconnect_silently`] ends
+//! its connection and keeps the descriptor; [`restore`] and [`restore_in_place`] can put a connection into it again.
 
 mod extract;
 mod restore;
@@ -31,18 +31,18 @@ pub use state::{RepairWindow, SocketBuffers, TcpState, WindowScale};
 pub use sys::{buffers, peeks_from_start};
 pub use wire::{QueueTooLong, from_wire, to_wire};
 
-/// Why a connection cannot be handed over.
+/// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It is not what can be handed over; nothing was changed.
-    #[error("not handed over: {0}")]
+    /// The socket or its state cannot be moved; nothing was changed.
+    #[error("the connection cannot be moved: {0}")]
     NotTransferable(&'static str),
     /// The kernel refused a step.
     #[error("{step}: {source}")]
     Kernel {
-        /// What was tried.
+        /// The step.
         step: &'static str,
-        /// What the kernel says.
+        /// The error of the kernel.
         source: std::io::Error,
     },
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Into a socket.
+//! Restores connections in sockets.
 
 use std::os::fd::BorrowedFd;
 
@@ -14,18 +14,21 @@ const WSCALE: u32 = 3;
 const SACK_PERMITTED: u32 = 4;
 const TIMESTAMPS: u32 = 8;
 
-/// A connection that is complete and says nothing yet. Dropped, it stays in repair mode, and closing it is silent.
+/// A restored connection that sends nothing yet. Dropped, it stays in repair mode, and closing it is silent.
 #[derive(Debug)]
-#[must_use = "the connection is silent until `go`"]
+#[must_use = "the connection is silent until `activate`"]
 pub struct RestoredConnection<'a> {
     fd: BorrowedFd<'a>,
     unsent: Vec<u8>,
-    /// What it has in the end, where that is to be set.
+    /// The final buffer sizes, if they must be set.
     buffers: Option<SocketBuffers>,
 }
 
 impl RestoredConnection<'_> {
-    /// Begins to speak: its packets have to come to this socket from now on.
+    /// Leaves repair mode: the socket may send. From now on the peer's packets must come to this socket.
+    ///
+    /// # Errors
+    /// What the kernel refused.
     pub fn activate(self) -> Result<()> {
         sys::set_tcp(self.fd, sys::REPAIR, sys::OFF, "TCP_REPAIR")?;
         sys::write(self.fd, &self.unsent, "the bytes that were not sent")?;
@@ -44,26 +47,31 @@ struct Opt {
     value: u32,
 }
 
-/// Ends the connection of a socket, without a word; the descriptor stays and can get a connection by [`restore`].
+/// Ends the connection of a socket without a packet to the peer. The descriptor stays open, and [`restore`] can put a
+/// connection into it. Until then poll reports an error and a hang-up.
 ///
-/// Whoever polls it sees an error and a hang-up until then.
+/// # Errors
+/// What the kernel refused.
 pub fn disconnect_silently(fd: BorrowedFd<'_>) -> Result<()> {
     sys::set_tcp(fd, sys::REPAIR, sys::ON, "TCP_REPAIR")?;
     sys::disconnect(fd)?;
-    // what poll says of the end is nobody's business
+    // poll must not report this end as an error
     sys::forget_error(fd)
 }
 
-/// Ends the connection of a socket that was taken, with a reset to the peer: for one that nobody has any more. The descriptor
-/// stays, and whoever polls it sees an error and a hang-up.
+/// Resets the connection of a socket that was [detached](crate::Extracted::detach) and that no other socket has. The
+/// descriptor stays open; poll reports an error and a hang-up.
+///
+/// # Errors
+/// What the kernel refused.
 pub fn disconnect_with_reset(fd: BorrowedFd<'_>) -> Result<()> {
     leave_repair_mode(fd)?;
     sys::disconnect(fd)?;
     sys::forget_error(fd)
 }
 
-/// SocketBuffers that hold the queues however the kernel cuts them into segments.
-fn roomy(state: &TcpState) -> SocketBuffers {
+/// Buffer sizes that hold the queues, however the kernel splits them into segments.
+fn buffers_for_restore(state: &TcpState) -> SocketBuffers {
     let room = |bytes: usize| u32::try_from(4 * bytes + (256 << 10)).unwrap_or(u32::MAX);
     SocketBuffers {
         send: state.buffers.send.max(room(state.queued())),
@@ -72,10 +80,11 @@ fn roomy(state: &TcpState) -> SocketBuffers {
     }
 }
 
-/// Lets a fresh socket send at the pace at which the one before did: with its congestion control, if that is one of `allowed`, and
-/// with the cap of its pacing. To be called before [`restore`]; whether it has the same congestion control now.
+/// Gives a new socket the congestion control of the former one, if that is in `allowed`, and its pacing limit. Call
+/// this before [`restore`]. Returns whether the socket has the former congestion control now.
 ///
-/// Only names that the kernel has already belong into `allowed`: for a process with CAP_NET_ADMIN it loads a module for any other one.
+/// `allowed` must have only names that the kernel has loaded: for a process with CAP_NET_ADMIN the kernel loads a
+/// module for any other name.
 ///
 /// # Errors
 /// What the kernel refused.
@@ -95,66 +104,68 @@ pub fn apply_pacing(fd: BorrowedFd<'_>, state: &TcpState, allowed: &[String]) ->
     Ok(true)
 }
 
-/// Puts a connection into a socket that has none: a fresh one, or one after [`disconnect_silently`].
+/// Restores a connection in a socket that has none: a new one, or one after [`disconnect_silently`].
 ///
-/// The local address has to be one of the namespace's own. A FIN of the peer (`peer_finished`) is not put: somebody has to
-/// send it to the socket again.
+/// The network namespace must have the local address. A FIN of the peer (`peer_finished`) is not restored: the peer
+/// or the caller must send it to the socket again.
 ///
 /// # Errors
-/// The step that the kernel refused. The socket has to be closed then, which is silent.
+/// The step that the kernel refused. The caller must close the socket then, which is silent.
 pub fn restore<'a>(fd: BorrowedFd<'a>, state: &TcpState) -> Result<RestoredConnection<'a>> {
-    of_one_family(state)?;
+    check_families(state)?;
     sys::set_tcp(fd, sys::REPAIR, sys::ON, "TCP_REPAIR")?;
-    sys::set_buffers(fd, roomy(state))?;
+    sys::set_buffers(fd, buffers_for_restore(state))?;
     build(fd, state, Some(state.buffers))
 }
 
-/// Puts a connection back into the socket that it was [taken from](crate::Extracted::detach), in place of what was left there: as
-/// [`disconnect_silently`] and [`restore`]. `own` are the buffers that the socket has; they stay where they are large enough, since each
-/// step is a system call.
+/// Restores a connection in the socket that it was [extracted from](crate::Extracted::detach), in place of what is
+/// left there: as [`disconnect_silently`] and [`restore`]. `own` are the socket's buffers; they stay where they are
+/// large enough, because each step is a system call.
 ///
 /// # Errors
-/// As of [`restore`].
+/// As [`restore`].
 pub fn restore_in_place<'a>(
     fd: BorrowedFd<'a>,
     state: &TcpState,
     own: SocketBuffers,
 ) -> Result<RestoredConnection<'a>> {
-    of_one_family(state)?;
-    // it is in repair mode, and stays so when it has no peer any more
+    check_families(state)?;
+    // it is in repair mode, and stays so without a peer
     sys::disconnect(fd)?;
     sys::forget_error(fd)?;
     let is_empty = state.queued() == 0 && state.unread.is_empty();
-    // the window that the peer was told has to fit into the buffer
+    // the announced window must fit into the buffer
     if is_empty && state.buffers.receive <= own.receive {
         return build(fd, state, None);
     }
-    sys::set_buffers(fd, roomy(state))?;
+    sys::set_buffers(fd, buffers_for_restore(state))?;
     build(fd, state, Some(state.buffers))
 }
 
-fn of_one_family(state: &TcpState) -> Result<()> {
+fn check_families(state: &TcpState) -> Result<()> {
     match state.local.is_ipv4() == state.peer.is_ipv4() {
         true => Ok(()),
-        false => Err(Error::NotTransferable("its ends are of different families")),
+        false => Err(Error::NotTransferable(
+            "its ends are of different address families",
+        )),
     }
 }
 
-/// In a socket that is in repair mode and has no peer.
+/// Rebuilds the connection in a socket in repair mode without a peer.
 fn build<'a>(
     fd: BorrowedFd<'a>,
     state: &TcpState,
     buffers: Option<SocketBuffers>,
 ) -> Result<RestoredConnection<'a>> {
-    let begin_received = state.rcv_nxt.wrapping_sub(state.unread.len() as u32);
-    let begin_written = state.write_seq.wrapping_sub(state.queued() as u32);
+    let rcv_begin = state.rcv_nxt.wrapping_sub(state.unread.len() as u32);
+    let write_begin = state.write_seq.wrapping_sub(state.queued() as u32);
     sys::set_tcp(fd, sys::REPAIR_QUEUE, sys::RECV_QUEUE, "TCP_REPAIR_QUEUE")?;
-    sys::set_tcp(fd, sys::QUEUE_SEQ, begin_received as i32, "TCP_QUEUE_SEQ")?;
+    sys::set_tcp(fd, sys::QUEUE_SEQ, rcv_begin as i32, "TCP_QUEUE_SEQ")?;
     sys::set_tcp(fd, sys::REPAIR_QUEUE, sys::SEND_QUEUE, "TCP_REPAIR_QUEUE")?;
-    sys::set_tcp(fd, sys::QUEUE_SEQ, begin_written as i32, "TCP_QUEUE_SEQ")?;
-    // before connecting, else what is queued goes out in segments of 524 bytes
+    sys::set_tcp(fd, sys::QUEUE_SEQ, write_begin as i32, "TCP_QUEUE_SEQ")?;
+    // before connecting, otherwise queued bytes leave in segments of 524 bytes
     sys::set_tcp(fd, sys::MAXSEG, state.mss as i32, "TCP_MAXSEG")?;
-    // also where the name says that it is bound: after a disconnect it is not
+    // also where getsockname reports the address: after a disconnect the socket is not bound
     match sys::bind(fd, &state.local) {
         Err(Error::Kernel { source, .. })
             if source.raw_os_error() == Some(libc::EINVAL)
@@ -198,7 +209,7 @@ fn build<'a>(
         sys::set_tcp(fd, sys::TIMESTAMP, timestamp as i32, "TCP_TIMESTAMP")?;
     }
 
-    // the send queue is chosen still
+    // the send queue is selected
     if !state.unread.is_empty() {
         sys::set_tcp(fd, sys::REPAIR_QUEUE, sys::RECV_QUEUE, "TCP_REPAIR_QUEUE")?;
         sys::write(fd, &state.unread, "the receive queue")?;

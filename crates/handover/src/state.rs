@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a connection consists of.
+//! The state of a connection.
 
 use std::net::SocketAddr;
 
-/// All that goes from one socket to the other. Sequence numbers are the kernel's, modulo 2^32.
+/// The state that moves from one socket to the other. Sequence numbers are modulo 2^32.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpState {
-    /// This end. Both ends are of the same family.
+    /// This end. Both ends are of the same address family.
     pub local: SocketAddr,
-    /// The other end.
+    /// The peer's end.
     pub peer: SocketAddr,
-    /// Largest segment that the peer takes, in bytes.
+    /// Largest segment that the peer accepts, in bytes.
     pub mss: u32,
-    /// Whether both agreed on selective acknowledgements (RFC 2018).
+    /// Whether both ends use selective acknowledgements (RFC 2018).
     pub sack: bool,
-    /// RepairWindow scaling (RFC 7323), if both agreed on it.
+    /// Window scaling (RFC 7323), if both ends use it.
     pub window_scale: Option<WindowScale>,
-    /// This end's timestamp clock (RFC 7323), if both agreed on timestamps.
+    /// This end's timestamp clock (RFC 7323), if both ends use timestamps.
     pub timestamp: Option<u32>,
     /// Sequence number after the last byte of `unread`, without a FIN.
     pub rcv_nxt: u32,
@@ -24,19 +24,19 @@ pub struct TcpState {
     pub write_seq: u32,
     /// The windows.
     pub window: RepairWindow,
-    /// Bytes from the peer that nobody has read.
+    /// Bytes from the peer that the program has not read.
     pub unread: Vec<u8>,
-    /// Bytes that were sent, and not acknowledged.
+    /// Bytes that were sent and not acknowledged.
     pub unacked: Vec<u8>,
-    /// Bytes that were written after those, and not sent.
+    /// Bytes that were written after those and not sent.
     pub unsent: Vec<u8>,
-    /// The buffers.
+    /// The socket buffers.
     pub buffers: SocketBuffers,
-    /// Whether the peer has said that it will send no more.
+    /// Whether the peer has sent a FIN.
     pub peer_finished: bool,
-    /// Name of this end's congestion control; empty where it is not known.
+    /// This end's congestion control; empty when unknown.
     pub congestion: String,
-    /// Cap of this end's pacing in bytes a second, if there is one.
+    /// This end's pacing limit in bytes per second, if it has one.
     pub pacing: Option<u64>,
 }
 
@@ -45,7 +45,7 @@ pub struct TcpState {
 pub struct WindowScale {
     /// Of windows that the peer announces.
     pub peer: u8,
-    /// Of those that this end announces.
+    /// Of windows that this end announces.
     pub own: u8,
 }
 
@@ -55,29 +55,29 @@ pub struct WindowScale {
 pub struct RepairWindow {
     /// Sequence number of the segment that announced the peer's window last.
     pub snd_wl1: u32,
-    /// What the peer lets this end send, in bytes.
+    /// Window that the peer announced, in bytes.
     pub snd_wnd: u32,
-    /// The largest of those ever.
+    /// Largest window that the peer ever announced, in bytes.
     pub max_window: u32,
-    /// What this end lets the peer send, in bytes.
+    /// Window that this end announced, in bytes.
     pub rcv_wnd: u32,
-    /// Sequence number up to which that was announced.
+    /// Sequence number at which this end announced it.
     pub rcv_wup: u32,
 }
 
-/// How much the kernel lets the queues of a socket hold, its own structures included.
+/// Buffer sizes of a socket, the kernel's own structures included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SocketBuffers {
-    /// Of the send queue, in bytes (`sk_sndbuf`).
+    /// Send buffer in bytes (`sk_sndbuf`).
     pub send: u32,
-    /// Of the receive queue, in bytes (`sk_rcvbuf`).
+    /// Receive buffer in bytes (`sk_rcvbuf`).
     pub receive: u32,
-    /// Which of them the kernel must not tune: 1 send, 2 receive (`SO_BUF_LOCK`).
+    /// Buffers that the kernel must not tune: 1 send, 2 receive (`SO_BUF_LOCK`).
     pub locked: u32,
 }
 
 impl TcpState {
-    /// Bytes of this end that are not acknowledged.
+    /// Bytes in the send queue: sent and not acknowledged, or not sent.
     pub fn queued(&self) -> usize {
         self.unacked.len() + self.unsent.len()
     }

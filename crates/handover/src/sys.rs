@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Socket options of TCP repair, and addresses.
+//! Socket options of TCP repair.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -39,7 +39,7 @@ pub const SEND_QUEUE: i32 = 2;
 const SIOCINQ: u64 = 0x541b;
 const SIOCOUTQ: u64 = 0x5411;
 
-/// Bytes in the queues of a socket.
+/// A queue of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Queue {
     /// Received and not read.
@@ -70,12 +70,12 @@ pub fn set<T: Copy>(
     }
 }
 
-/// An option of TCP.
+/// Sets a TCP option.
 pub fn set_tcp(fd: BorrowedFd<'_>, name: i32, value: i32, step: &'static str) -> Result<()> {
     set(fd, libc::IPPROTO_TCP, name, &[value], step)
 }
 
-/// Reads a TCP option into `out`; how many bytes came is the answer.
+/// Reads a TCP option into `out` and returns its size in bytes.
 pub fn get_tcp(fd: BorrowedFd<'_>, name: i32, out: &mut [u8], step: &'static str) -> Result<usize> {
     let mut size = out.len() as libc::socklen_t;
     // SAFETY: the kernel writes at most `size` bytes to `out`, and to `size` how many.
@@ -94,7 +94,7 @@ pub fn get_tcp(fd: BorrowedFd<'_>, name: i32, out: &mut [u8], step: &'static str
     }
 }
 
-/// An option of 32 bits.
+/// Reads a TCP option of 32 bits.
 pub fn get_u32(fd: BorrowedFd<'_>, name: i32, step: &'static str) -> Result<u32> {
     let mut value = [0; 4];
     get_tcp(fd, name, &mut value, step)?;
@@ -112,12 +112,12 @@ fn get_socket(fd: BorrowedFd<'_>, name: i32, step: &'static str) -> Result<u32> 
     }
 }
 
-/// The error that a socket has kept for whoever asks next; it is gone then.
+/// Clears the pending error of a socket.
 pub fn forget_error(fd: BorrowedFd<'_>) -> Result<()> {
     get_socket(fd, libc::SO_ERROR, "SO_ERROR").map(drop)
 }
 
-/// Name of a socket's congestion control.
+/// Reads the name of a socket's congestion control.
 pub fn congestion(fd: BorrowedFd<'_>) -> Result<String> {
     // TCP_CA_NAME_MAX
     let mut name = [0; 16];
@@ -127,14 +127,14 @@ pub fn congestion(fd: BorrowedFd<'_>) -> Result<String> {
     Ok(String::from_utf8_lossy(name).into_owned())
 }
 
-/// Caps a socket's pacing, in bytes a second. Nothing at all would never get anywhere.
+/// Limits a socket's pacing, in bytes per second. A limit of 0 would stop the socket, so it becomes 1.
 pub fn set_pacing(fd: BorrowedFd<'_>, rate: u64) -> Result<()> {
     let (level, name) = (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE);
     set(fd, level, name, &[rate.max(1)], "SO_MAX_PACING_RATE")
 }
 
-/// Lets the kernel announce no more than so many bytes from now on; what is announced already stays. Its tuning would
-/// lift that again, so it ends.
+/// Limits the window that the kernel announces from now on; what it has announced stays. This also locks the receive
+/// buffer, because tuning would lift the limit.
 pub fn clamp(fd: BorrowedFd<'_>, bytes: u32) -> Result<()> {
     let locked = get_socket(fd, SO_BUF_LOCK, "SO_BUF_LOCK")?;
     let (level, locked) = (libc::SOL_SOCKET, locked | LOCKED_RECEIVE);
@@ -143,7 +143,7 @@ pub fn clamp(fd: BorrowedFd<'_>, bytes: u32) -> Result<()> {
     set_tcp(fd, libc::TCP_WINDOW_CLAMP, bytes, "TCP_WINDOW_CLAMP")
 }
 
-/// A socket's buffers: both sizes by one question.
+/// Reads both buffer sizes with one system call.
 ///
 /// # Errors
 /// What the kernel refused.
@@ -157,7 +157,7 @@ pub fn buffers(fd: BorrowedFd<'_>) -> Result<SocketBuffers> {
         0 if size as usize == size_of_val(&memory) => {}
         0 => {
             return Err(Error::NotTransferable(
-                "the kernel does not tell the size of its buffers",
+                "SO_MEMINFO does not have the buffer sizes",
             ));
         }
         _ => return Err(failed("SO_MEMINFO")),
@@ -170,7 +170,7 @@ pub fn buffers(fd: BorrowedFd<'_>) -> Result<SocketBuffers> {
     })
 }
 
-/// Sets both sizes, whatever the system's bounds are, and what is locked.
+/// Sets both sizes regardless of the system's limits, and the locks.
 pub fn set_buffers(fd: BorrowedFd<'_>, to: SocketBuffers) -> Result<()> {
     let level = libc::SOL_SOCKET;
     let send = [half(to.send)];
@@ -179,13 +179,13 @@ pub fn set_buffers(fd: BorrowedFd<'_>, to: SocketBuffers) -> Result<()> {
     set(fd, level, SO_BUF_LOCK, &[to.locked], "SO_BUF_LOCK")
 }
 
-/// The receive buffer alone. The kernel tunes it no more.
+/// Sets the receive buffer. The kernel no longer tunes it.
 pub fn set_receive(fd: BorrowedFd<'_>, bytes: u32) -> Result<()> {
     let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE);
     set(fd, level, name, &[half(bytes)], "SO_RCVBUFFORCE")
 }
 
-/// The kernel doubles what it is given.
+/// Half of a size: the kernel doubles the value that it receives.
 fn half(bytes: u32) -> i32 {
     i32::try_from(bytes / 2).unwrap_or(i32::MAX)
 }
@@ -203,8 +203,8 @@ pub fn queued(fd: BorrowedFd<'_>, queue: Queue) -> Result<usize> {
     }
 }
 
-/// Whether a look at the receive queue (`MSG_PEEK`) begins where a read would. TCP of a kernel before Linux 6.9 knows no other
-/// beginning.
+/// Whether a peek at the receive queue (`MSG_PEEK`) begins at the first unread byte, as a read does. TCP before Linux
+/// 6.9 has no other way.
 ///
 /// # Errors
 /// What the kernel refused.
@@ -222,7 +222,7 @@ pub fn peeks_from_start(fd: BorrowedFd<'_>) -> Result<bool> {
     }
 }
 
-/// Looks at the queue that is chosen, without taking from it; fewer bytes may come than asked for.
+/// Peeks at the selected queue; may return fewer bytes than `count`.
 pub fn peek(fd: BorrowedFd<'_>, count: usize, step: &'static str) -> Result<Vec<u8>> {
     let mut bytes = vec![0; count];
     if count == 0 {
@@ -238,13 +238,13 @@ pub fn peek(fd: BorrowedFd<'_>, count: usize, step: &'static str) -> Result<Vec<
     Ok(bytes)
 }
 
-/// Writes all of `bytes` to the queue that is chosen, or to the connection.
+/// Writes all of `bytes` to the selected queue, or to the connection.
 pub fn write(fd: BorrowedFd<'_>, bytes: &[u8], step: &'static str) -> Result<()> {
-    /// The kernel takes no larger piece into a receive queue under repair.
-    const PIECE: usize = 64 << 10;
+    /// Largest write into a receive queue under repair.
+    const MAX_WRITE_BYTES: usize = 64 << 10;
     let mut done = 0;
     while done < bytes.len() {
-        let piece = &bytes[done..bytes.len().min(done + PIECE)];
+        let piece = &bytes[done..bytes.len().min(done + MAX_WRITE_BYTES)];
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // SAFETY: the kernel reads `piece.len()` bytes from `piece`.
         let sent = unsafe { libc::send(fd.as_raw_fd(), piece.as_ptr().cast(), piece.len(), flags) };
@@ -256,13 +256,13 @@ pub fn write(fd: BorrowedFd<'_>, bytes: &[u8], step: &'static str) -> Result<()>
     Ok(())
 }
 
-/// An address as the kernel has it.
-pub struct Raw {
+/// A `struct sockaddr` of the kernel.
+pub struct SocketAddress {
     storage: libc::sockaddr_storage,
     size: libc::socklen_t,
 }
 
-impl Raw {
+impl SocketAddress {
     fn empty() -> Self {
         Self {
             // SAFETY: all zeros is a valid sockaddr_storage, of no family.
@@ -337,9 +337,9 @@ impl Raw {
     }
 }
 
-/// Address of this end (`peer` false) or the other.
+/// Reads the address of this end (`peer` false) or of the peer.
 pub fn address(fd: BorrowedFd<'_>, peer: bool) -> Result<Option<SocketAddr>> {
-    let mut raw = Raw::empty();
+    let mut raw = SocketAddress::empty();
     let (call, step): (unsafe extern "C" fn(_, _, _) -> _, _) = match peer {
         true => (libc::getpeername, "getpeername"),
         false => (libc::getsockname, "getsockname"),
@@ -358,7 +358,7 @@ pub fn address(fd: BorrowedFd<'_>, peer: bool) -> Result<Option<SocketAddr>> {
 }
 
 pub fn bind(fd: BorrowedFd<'_>, address: &SocketAddr) -> Result<()> {
-    let raw = Raw::of(address);
+    let raw = SocketAddress::of(address);
     // SAFETY: the kernel reads `size` bytes of an address.
     match unsafe { libc::bind(fd.as_raw_fd(), (&raw const raw.storage).cast(), raw.size) } {
         0 => Ok(()),
@@ -367,7 +367,7 @@ pub fn bind(fd: BorrowedFd<'_>, address: &SocketAddr) -> Result<()> {
 }
 
 pub fn connect(fd: BorrowedFd<'_>, address: &SocketAddr) -> Result<()> {
-    let raw = Raw::of(address);
+    let raw = SocketAddress::of(address);
     // SAFETY: the kernel reads `size` bytes of an address.
     match unsafe { libc::connect(fd.as_raw_fd(), (&raw const raw.storage).cast(), raw.size) } {
         0 => Ok(()),
@@ -375,7 +375,7 @@ pub fn connect(fd: BorrowedFd<'_>, address: &SocketAddr) -> Result<()> {
     }
 }
 
-/// Takes its peer from a socket.
+/// Disconnects a socket from its peer.
 pub fn disconnect(fd: BorrowedFd<'_>) -> Result<()> {
     let none = libc::sockaddr {
         sa_family: libc::AF_UNSPEC as libc::sa_family_t,
@@ -394,7 +394,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_that_knows_no_other_beginning_is_looked_at_from_the_first_byte() {
+    fn peeks_begin_at_the_first_byte_unless_peek_off_is_set() {
         use std::os::fd::{AsFd, FromRawFd, OwnedFd};
         let begins = |fd: BorrowedFd<'_>| peeks_from_start(fd).unwrap();
         // SAFETY: a plain system call, and a new descriptor that nobody else owns.
@@ -423,8 +423,8 @@ mod tests {
     fn addresses_are_read_back() {
         for text in ["10.0.0.1:80", "[fd00::1:2]:65535", "0.0.0.0:0"] {
             let address: SocketAddr = text.parse().unwrap();
-            assert_eq!(Raw::of(&address).address(), Some(address));
+            assert_eq!(SocketAddress::of(&address).address(), Some(address));
         }
-        assert_eq!(Raw::empty().address(), None);
+        assert_eq!(SocketAddress::empty().address(), None);
     }
 }

@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A connection as it goes between a VM's agent and the host.
+//! Converts a connection to and from the message between a VM's agent and the host.
 
 use viola_proto::agent::Bytes;
 use viola_proto::pipe::{Connection, MAX_BUFFER_BYTES, MAX_QUEUE_BYTES};
 
 use crate::state::{RepairWindow, SocketBuffers, TcpState, WindowScale};
 
-/// A queue holds more than a message may.
+/// A queue is longer than a message allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{0} bytes in one queue of the connection, more than the {MAX_QUEUE_BYTES} that a message holds"
-)]
+#[error("one queue of the connection has {0} bytes, and a message holds at most {MAX_QUEUE_BYTES}")]
 pub struct QueueTooLong(pub usize);
 
-/// For a message.
+/// Converts the state for a message.
 ///
 /// # Errors
 /// [`QueueTooLong`].
@@ -34,7 +32,7 @@ pub fn to_wire(state: TcpState) -> Result<Connection, QueueTooLong> {
         rcv_nxt: state.rcv_nxt,
         write_seq: state.write_seq,
         window: [w.snd_wl1, w.snd_wnd, w.max_window, w.rcv_wnd, w.rcv_wup],
-        // the kernel lets one that receives much grow beyond that (net.ipv4.tcp_rmem), and will again
+        // the kernel lets a receive buffer grow beyond this (net.ipv4.tcp_rmem), and will do so again
         buffers: [
             state.buffers.send.min(MAX_BUFFER_BYTES),
             state.buffers.receive.min(MAX_BUFFER_BYTES),
@@ -49,7 +47,7 @@ pub fn to_wire(state: TcpState) -> Result<Connection, QueueTooLong> {
     })
 }
 
-/// From a message that was checked when it was read.
+/// Converts from a message, which the receiver has checked.
 pub fn from_wire(connection: Connection) -> TcpState {
     let [snd_wl1, snd_wnd, max_window, rcv_wnd, rcv_wup] = connection.window;
     let [send, receive, locked] = connection.buffers;
@@ -121,19 +119,19 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_lost_on_the_way() {
+    fn a_state_is_read_back() {
         assert_eq!(from_wire(to_wire(state()).unwrap()), state());
     }
 
     #[test]
-    fn a_buffer_that_has_grown_beyond_what_a_message_may_say_is_cut() {
+    fn buffers_are_cut_to_the_limit_of_a_message() {
         let mut grown = state();
         grown.buffers.receive = 33_554_432;
         assert_eq!(to_wire(grown).unwrap().buffers, [9, MAX_BUFFER_BYTES, 3]);
     }
 
     #[test]
-    fn a_full_queue_is_refused_and_not_cut() {
+    fn a_queue_above_the_limit_is_refused() {
         let mut long = state();
         long.unacked = vec![0; MAX_QUEUE_BYTES + 1];
         assert_eq!(to_wire(long), Err(QueueTooLong(MAX_QUEUE_BYTES + 1)));

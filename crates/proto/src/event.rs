@@ -1,43 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the daemon has said: the last lines of its journal, for those who look at it now.
+//! The daemon's journal: its last lines, for `viola top` and other clients.
 
 use serde::{Deserialize, Serialize};
 
-/// What a line of the journal is about.
+/// Severity of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EventKind {
-    /// Something does not work any more.
+    /// A mechanism stopped working.
     Error,
-    /// Something is not as it was asked for.
+    /// The daemon could not apply a setting.
     Warning,
-    /// Something was changed.
+    /// The daemon changed a setting of a VM or of the host.
     Change,
-    /// For information.
+    /// Information only.
     Info,
 }
 
 /// One line of the journal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// Counts from 1 since the daemon started; none is left out.
+    /// Number of the line. The first line of a daemon has number 1, and no number is skipped.
     pub number: u64,
-    /// When, milliseconds since 1970.
+    /// Milliseconds since 1970-01-01 UTC.
     pub at_ms: u64,
-    /// What it is about.
+    /// Severity.
     pub kind: EventKind,
-    /// Identity of the VM, where it speaks of one.
+    /// Identity of the VM that the line is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<String>,
-    /// What was done, and why.
+    /// What happened, and why.
     pub what: String,
 }
 
 /// Answer to `GET /v1/events`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Events {
-    /// Process of the daemon: another one counts from 1 again.
+    /// Process ID of the daemon. A new daemon counts from 1 again.
     pub pid: u32,
-    /// The last 256, oldest first.
+    /// The last 256 lines, oldest first.
     pub events: Vec<Event>,
 }

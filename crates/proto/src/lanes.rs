@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who has which virtual function (VF) of an SR-IOV NIC, and why.
+//! Lanes: which VM has which virtual function (VF) of an SR-IOV NIC, and why.
 
 pub mod guest;
 
@@ -9,16 +9,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::Source;
 
-/// Whether a guest may have a VF.
+/// Whether a VM may have a VF.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LaneSetting {
-    /// While it gains more from one than others.
+    /// The VM gets a VF while it gains more from it than other VMs.
     #[default]
     Auto,
-    /// Before all others.
+    /// The VM gets a VF before all others.
     Pin,
-    /// Not at all.
+    /// The VM never gets a VF.
     Never,
 }
 
@@ -32,130 +32,130 @@ impl fmt::Display for LaneSetting {
     }
 }
 
-/// What `PATCH /v1/lanes/{name}` changes.
+/// Body of `PATCH /v1/lanes/{name}`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LaneChange {
-    /// What holds from now on; absent with `reset`: what the configuration says.
+    /// The new setting. Absent with `reset`, which returns to the configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lane: Option<LaneSetting>,
-    /// Whether it holds after a restart of the daemon too.
+    /// Whether the daemon keeps the setting over a restart.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keep: bool,
-    /// Whether what was set before is forgotten first.
+    /// Whether the daemon first forgets earlier settings of this VM.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reset: bool,
 }
 
-/// Everything about lanes.
+/// Answer to `GET /v1/lanes`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Lanes {
-    /// Whether VFs change hands.
+    /// Whether the daemon gives VFs to VMs.
     pub on: bool,
-    /// Why not, if they do not.
+    /// If not, why.
     pub why: String,
-    /// NICs with VFs.
+    /// SR-IOV NICs.
     pub pools: Vec<Pool>,
-    /// NICs of guests.
+    /// NICs of VMs.
     pub nics: Vec<Nic>,
-    /// The last switches, the newest first.
+    /// The last switches, newest first.
     pub switches: Vec<Switch>,
-    /// Counts since the start of the daemon.
+    /// Counters since the daemon started.
     pub counts: Counts,
 }
 
-/// The VFs of a NIC.
+/// The VFs of one SR-IOV NIC.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Pool {
-    /// Interface of the PF.
+    /// Interface name of the PF.
     pub pf: String,
-    /// The bridge of its network.
+    /// Bridge of the NIC's network.
     pub bridge: String,
-    /// VFs that may be granted.
+    /// Number of VFs that the daemon may give to VMs.
     pub usable: u32,
-    /// Who has them: identities of guests, by number of the VF; empty for none.
+    /// Identity of the VM that has each VF, by VF number; empty for a free VF.
     pub holders: Vec<String>,
-    /// Why there are none, or fewer.
+    /// Why there are no VFs, or fewer than the NIC has.
     pub why: String,
 }
 
-/// One NIC of a guest.
+/// One NIC of a VM.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Nic {
-    /// Identity of the guest: `qemu:NAME`, `netns:NAME`.
+    /// Identity of the VM: `qemu:NAME`, `netns:NAME`.
     pub guest: String,
-    /// Its name.
+    /// Name of the VM.
     pub name: String,
-    /// The host's interface of its paravirtual path.
+    /// The host's interface of the NIC's paravirtual path.
     pub interface: String,
-    /// The bridge that this is a port of.
+    /// Bridge that this interface is a port of.
     pub bridge: String,
-    /// What was asked for.
+    /// The setting.
     pub lane: LaneSetting,
-    /// Who asked.
+    /// Where the setting comes from.
     pub source: Option<Source>,
-    /// What the guest does: `cpu`, `disk`, `net` or `net, heavy`.
+    /// The VM's class of load: `cpu`, `disk`, `net` or `net, heavy`.
     pub kind: String,
-    /// IF (eq 2 of the paper).
+    /// Intensity factor IF (Raccoon, equation 2).
     pub intensity: f64,
-    /// Samples with packets in them, percent.
+    /// Share of samples with packets, in percent.
     pub freq: f64,
-    /// DI2 (eq 1); absent where it cannot be found.
+    /// DI2 (Raccoon, equation 1); absent where the daemon cannot compute it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub di2: Option<f64>,
-    /// VF that it has, as PF and number.
+    /// The VF that the VM has: interface of the PF, and number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vf: Option<(String, u32)>,
-    /// Why it has one, or none.
+    /// Why the VM has a VF, or none.
     pub why: String,
-    /// Packets on its paravirtual path so far.
+    /// Packets on the paravirtual path since the daemon started.
     pub packets: u64,
-    /// Bytes on it.
+    /// Bytes on the paravirtual path.
     pub bytes: u64,
-    /// Packets on its VFs so far.
+    /// Packets on the VM's VFs.
     pub vf_packets: u64,
-    /// Bytes on them, where the NIC tells.
+    /// Bytes on the VM's VFs, where the NIC counts them.
     pub vf_bytes: u64,
 }
 
-/// A VF that changed hands, or did not.
+/// An attempt to give a VF to a VM, or to take it back.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Switch {
-    /// How long ago.
+    /// Age of the attempt.
     pub ago_ns: u64,
-    /// Interface of the PF.
+    /// Interface name of the PF.
     pub pf: String,
     /// Number of the VF.
     pub vf: u32,
-    /// Identity of the guest.
+    /// Identity of the VM.
     pub guest: String,
-    /// Whether the guest got it (`true`) or gave it back.
+    /// `true`: the VM gets the VF. `false`: the VM gives it back.
     pub granted: bool,
-    /// Why, or what went wrong.
+    /// The reason, or the error.
     pub why: String,
-    /// Whether it was done.
+    /// Whether the attempt succeeded.
     pub done: bool,
-    /// How long it took.
+    /// Duration of the attempt.
     pub took_ns: u64,
 }
 
-/// Counts since the start.
+/// Counters since the daemon started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
-    /// VFs given.
+    /// VFs given to VMs.
     pub granted: u64,
-    /// VFs taken.
+    /// VFs taken back.
     pub revoked: u64,
-    /// VFs that a guest did not take.
+    /// VFs that a VM's guest did not accept.
     pub failed: u64,
-    /// VFs that a guest did not give back.
+    /// VFs that a VM's guest did not release.
     pub kept: u64,
-    /// VFs that were found with a guest at the start.
+    /// VFs that VMs had when the daemon started.
     pub adopted: u64,
-    /// VFs that were found half given or half taken, and taken.
+    /// VFs that the daemon found in the middle of a switch when it started, and took back.
     pub recovered: u64,
-    /// VFs that went from a guest by themselves.
+    /// VFs that disappeared from a VM without the daemon's doing.
     pub lost: u64,
-    /// Time that all switches took.
+    /// Total duration of all switches.
     pub switching_ns: u64,
 }

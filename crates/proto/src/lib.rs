@@ -1,5 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Messages between the daemon and the command line, as JSON over HTTP on a unix socket.
+//! Messages of viola's programs.
+//!
+//! | module | between |
+//! |---|---|
+//! | this one, [`vread`], [`pipe::status`], [`lanes`] | the command line and the daemon |
+//! | [`agent`] | a VM's agent and its worker on the host |
+//! | [`pipe`] | the same two, for bytes that the host moves |
+//! | [`pipe::library`] | a program in a VM and the VM's agent |
+//! | [`lanes::guest`] | the daemon and the agent of a VM with a VF |
+//! | [`fuse_stream`] | the agent of a reading VM and the VM's reader worker |
+//!
+//! The command line sends JSON over HTTP to the daemon's unix socket:
 //!
 //! | request | body | answer |
 //! |---|---|---|
@@ -15,15 +26,12 @@
 //! | `PATCH /v1/lanes/{name}` | [`lanes::LaneChange`] | [`lanes::Nic`] |
 //! | `POST /v1/stop`, `POST /v1/start` | | [`Done`] |
 //!
-//! Anything else, and everything that fails, is answered with a status of 400 or above and an [`Error`].
-//! Messages between a guest's agent and its worker on the host are in [`agent`].
-//! FUSE over a byte stream, between the agent in a reading VM and that VM's worker, is in [`fuse_stream`].
-//! Files that the host sends down a VM's connections are in [`pipe`].
+//! The daemon answers a request that fails, and every other request, with status 400 or above and an [`Error`].
 //!
 //! `{name}` is a VM's name or identity (`uml:g1`), percent-encoded.
 //!
-//! Times are nanoseconds (`_ns`), shares are fractions of 1, caps are thousandths of one core
-//! (`_permille`), rates are per second (`_per_s`).
+//! Times are nanoseconds (`_ns`), shares are fractions of 1, caps are thousandths of one core (`_permille`), rates
+//! are per second (`_per_s`).
 
 pub mod agent;
 mod event;
@@ -40,15 +48,15 @@ pub use vm::{Change, Class, ClassSetting, CpuTime, SchedulerCounts, Source, VmLi
 
 use serde::{Deserialize, Serialize};
 
-/// Prefix of all paths; changes when a message changes in a way that old programs would not understand.
+/// Prefix of all paths. It changes when a message changes in a way that older programs do not understand.
 pub const VERSION: &str = "v1";
 
-/// Why a request was not carried out.
+/// Why a request failed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Error {
     /// One sentence for the operator.
     pub error: String,
-    /// For a VM that does not exist: names that come near, best first.
+    /// For an unknown VM: similar names, the most similar first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nearest: Vec<String>,
 }
@@ -72,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_without_near_names_is_one_key() {
+    fn an_error_without_similar_names_is_one_key() {
         let e = Error {
             error: "no".into(),
             nearest: Vec::new(),

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is said about the host and the daemon.
+//! State of the host and of the daemon.
 
 use serde::{Deserialize, Serialize};
 
-/// Whether a row of [`Check`] is good news.
+/// Result of one row of [`Check`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RowState {
-    /// There, or good enough.
+    /// Available, or good enough.
     Yes,
-    /// Not there; `why` says what is missing.
+    /// Missing; `why` says what is missing.
     No,
-    /// Only information.
+    /// Information only.
     Info,
 }
 
@@ -20,43 +20,44 @@ pub enum RowState {
 pub struct Row {
     /// What the row is about, for example `slices: slots`.
     pub name: String,
-    /// Good or bad.
+    /// Result.
     pub state: RowState,
-    /// One word or number: `yes`, `no`, `ok`, `14`.
+    /// Value in one word or number: `yes`, `no`, `ok`, `14`.
     pub value: String,
     /// The reason, or details; may be empty.
     pub why: String,
-    /// What to do about it.
+    /// What the operator can do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change: Option<String>,
 }
 
-/// What this host can do.
+/// Answer to `GET /v1/check`: what this host can do.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
-    /// The table.
+    /// One row per capability.
     pub rows: Vec<Row>,
-    /// One sentence per VM that viola could help; only a running daemon has measured long enough to tell.
+    /// One sentence per VM that viola could help. Empty without a running daemon, which alone measures for long
+    /// enough.
     #[serde(default)]
     pub advice: Vec<String>,
-    /// What could not be found out.
+    /// One sentence per probe that failed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
-/// What libvirt tells the daemon.
+/// State of the connection to libvirt.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Libvirt {
-    /// Whether it is asked; the configuration may forbid it.
+    /// Whether the configuration lets the daemon use libvirt.
     pub on: bool,
-    /// Whether the connection stands.
+    /// Whether the daemon is connected.
     pub connected: bool,
-    /// Why it does not.
+    /// If not, why.
     #[serde(default)]
     pub why: String,
-    /// Its domains that run.
+    /// Running domains.
     pub domains: u64,
-    /// Events so far.
+    /// Events received so far.
     pub events: u64,
 }
 
@@ -66,15 +67,15 @@ pub struct Libvirt {
 pub enum Stage {
     /// A mechanism schedules at least one core or VM.
     Running,
-    /// Nothing to do: no VM asks for it.
+    /// No VM needs a mechanism.
     Idle,
-    /// A mechanism failed and is tried again soon.
+    /// A mechanism failed; the daemon tries it again soon.
     Waiting,
-    /// Not available or switched off in the configuration; `why` says it.
+    /// The mechanism is unavailable or switched off in the configuration; `why` says which.
     Off,
-    /// `viola stop --all` was asked for.
+    /// The operator ran `viola stop --all`.
     Stopped,
-    /// `--dry-run`: nothing is ever changed.
+    /// `--dry-run`: the daemon changes nothing.
     Advising,
 }
 
@@ -83,71 +84,71 @@ pub enum Stage {
 pub struct Core {
     /// CPU number.
     pub cpu: u32,
-    /// Whether viola schedules it now.
+    /// Whether viola schedules the core now.
     pub managed: bool,
-    /// Why, or why not.
+    /// Why it does, or does not.
     pub why: String,
-    /// VMs on it, by name.
+    /// Names of the VMs on the core.
     pub vms: Vec<String>,
-    /// Decisions of the controller so far.
+    /// Decisions of the slot controller so far.
     pub decisions: u64,
     /// CPU time of the controller so far.
     pub controller_ns: u64,
-    /// Part of a CPU that the controller took over the last second or so, 0..=1.
+    /// Share of the core's CPU time that the controller used over about the last second, 0..=1.
     pub controller_share: f64,
-    /// Longest time by which the controller came late.
+    /// Longest delay of a decision behind its time.
     pub late_max_ns: u64,
 }
 
-/// A VM that asked for something it cannot get.
+/// A VM whose setting the daemon cannot apply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnmanagedVm {
-    /// Its identity.
+    /// Identity of the VM.
     pub vm: String,
-    /// The reason, and what to change.
+    /// The reason, and what the operator can change.
     pub why: String,
 }
 
 /// Answer to `GET /v1/status`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// Process of the daemon.
+    /// Process ID of the daemon.
     pub pid: u32,
-    /// Its version.
+    /// Version of the daemon.
     pub version: String,
     /// Configuration file in use.
     pub config: String,
-    /// How long it has run.
+    /// Time since the daemon started.
     pub uptime_ns: u64,
-    /// Time between two looks at the host.
+    /// Length of a round of the control loop.
     pub interval_ns: u64,
-    /// What it is doing.
+    /// What the daemon is doing.
     pub stage: Stage,
-    /// The reason for that, in one sentence.
+    /// The reason, in one sentence.
     pub why: String,
-    /// `slots` or `eevdf`, when one was chosen.
+    /// `slots`, `sched_ext` or `eevdf`; absent when the daemon chose none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mechanism: Option<String>,
-    /// `exact` (at context switches) or `sampled` (schedstat).
+    /// Source of CPU times: `exact` (context switches) or `sampled` (schedstat).
     pub accounting: String,
     /// Cores that are set aside.
     pub cores: Vec<Core>,
-    /// VMs that asked for something they cannot get.
+    /// VMs whose settings the daemon cannot apply.
     pub left_out: Vec<UnmanagedVm>,
-    /// Times a mechanism ended without being asked to, since the daemon started.
+    /// Unexpected ends of a mechanism since the daemon started.
     pub failures: u32,
-    /// What libvirt tells.
+    /// The connection to libvirt.
     #[serde(default)]
     pub libvirt: Libvirt,
-    /// Settings and VMs of the configuration about which something is to be said.
+    /// Settings and VMs of the configuration that need the operator's attention, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
-/// Answer to a request that was carried out.
+/// Answer to a request that succeeded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {
-    /// What was done, in one sentence.
+    /// What the daemon did, in one sentence.
     pub done: String,
 }
 
@@ -157,7 +158,7 @@ mod tests {
 
     /// After an upgrade the command line may be newer than the daemon that still runs, or older.
     #[test]
-    fn another_versions_status_is_understood() {
+    fn a_status_of_another_version_is_read() {
         // as 0.1.0 wrote it, with a key of a version to come
         let text = r#"{"pid":1,"version":"0.1.0","config":"/etc/viola/viola.toml","uptime_ns":5,"interval_ns":100000000,
             "stage":"idle","why":"no VM asks for it","mechanism":"slots","accounting":"exact","cores":[],"left_out":[],

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is said about one VM, and what can be changed.
+//! Report about one VM, and the settings that a client can change.
 
 use serde::{Deserialize, Serialize};
 
-/// How a VM is scheduled.
+/// How viola schedules a VM.
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
-    /// Latency-sensitive: short slices, more often, the same share.
+    /// Latency-sensitive: short slices, more often, at the same share.
     Ls,
-    /// Everything else: whole slices.
+    /// All other VMs: full slices.
     Batch,
-    /// With a turbo vCPU for its I/O, and whole slices for the others.
+    /// A turbo vCPU for its I/O, and full slices for its other vCPUs.
     Turbo,
 }
 
-/// What the operator asked for.
+/// The operator's setting.
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -25,7 +25,7 @@ pub enum ClassSetting {
     Ls,
     /// Never latency-sensitive.
     Batch,
-    /// As the meter finds it.
+    /// As the meter classifies it.
     Auto,
     /// With a turbo vCPU.
     Turbo,
@@ -44,119 +44,119 @@ pub enum Source {
     Config,
     /// The VM's control group.
     Cgroup,
-    /// Nobody said anything.
+    /// The default: no setting exists.
     Default,
 }
 
-/// One VM: what it is promised, what it got, and what would help it.
+/// One VM: what its weight promises it, what it received, and what would help it.
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VmReport {
     /// Identity, for example `uml:g1`.
     pub id: String,
-    /// Name as the hypervisor was given it.
+    /// Name in the hypervisor's command line.
     pub name: String,
     /// `uml` or `qemu`.
     pub hypervisor: String,
-    /// Main process.
+    /// Process ID of the VM's main process.
     pub pid: u32,
-    /// Virtual CPUs.
+    /// Number of vCPUs.
     pub vcpus: usize,
-    /// What it is scheduled as now.
+    /// Current class.
     pub class: Class,
-    /// What was asked for.
+    /// The setting.
     pub class_setting: ClassSetting,
-    /// Who asked for it.
+    /// Where the class setting comes from.
     pub class_source: Source,
-    /// Length of its slice while it is latency-sensitive, 50,000..=30,000,000.
+    /// Length of a slice while the VM is latency-sensitive, 50,000..=30,000,000.
     pub microslice_ns: u64,
     /// Proportional share, 1..=65535.
     pub weight: u32,
-    /// Who set it.
+    /// Where the value comes from.
     pub weight_source: Source,
-    /// Most it may use, in thousandths of one core; absent without a limit.
+    /// CPU limit in thousandths of one core; absent without a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cap_permille: Option<u32>,
-    /// Who set it.
+    /// Where the value comes from.
     pub cap_source: Source,
-    /// CPUs that its vCPUs may run on.
+    /// CPUs that the vCPUs may run on.
     pub cores: Vec<u32>,
-    /// What its weight entitles it to when everybody is busy, as a fraction of `cores`.
+    /// Share that the weight guarantees while all VMs are busy, as a fraction of `cores`.
     pub share: f64,
-    /// What its vCPUs ran in the last second, as a fraction of `cores`.
+    /// CPU time of the vCPUs in the last second, as a fraction of `cores`.
     pub used: f64,
-    /// Part of the time it wanted to run that it waited, 0..=1, in the last second.
+    /// Share of its runnable time that the VM waited for a core in the last second, 0..=1.
     pub wait: f64,
-    /// Wait that half of its waits did not exceed, over the last 10 s.
+    /// Median wait for a core over the last 10 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_p50_ns: Option<u64>,
-    /// Wait that 99 of 100 waits did not exceed, over the last 10 s.
+    /// 99th percentile of waits for a core over the last 10 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_p99_ns: Option<u64>,
-    /// Wake-ups of its vCPUs; 0 where they are not known (accounting by schedstat).
+    /// Wake-ups of the vCPUs; 0 where the accounting (schedstat) does not count them.
     pub wakes_per_s: f64,
-    /// Bytes received and sent.
+    /// Network bytes, both directions.
     pub net_bytes_per_s: f64,
-    /// Packets received and sent.
+    /// Network packets, both directions.
     pub net_packets_per_s: f64,
-    /// Bytes read and written.
+    /// Disk bytes, both directions.
     pub disk_bytes_per_s: f64,
-    /// Each vCPU by itself, by number.
+    /// One entry per vCPU, by number.
     pub by_vcpu: Vec<CpuTime>,
-    /// Vhost, I/O and emulator threads together.
+    /// Sum over vhost, I/O and emulator threads.
     pub service: CpuTime,
-    /// What schedules it: `slots`, `sched_ext`, `eevdf` or `stock`.
+    /// Mechanism that schedules the VM: `slots`, `sched_ext`, `eevdf` or `stock`.
     pub scheduled_by: String,
-    /// What the sched_ext scheduler has counted of it since it took the VM.
+    /// Counters of the sched_ext scheduler since it took over the VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turns: Option<SchedulerCounts>,
-    /// Why it is not scheduled by viola although it was asked for, or other remarks.
+    /// Why viola does not apply a setting of the VM, and other remarks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub remarks: Vec<String>,
-    /// Accelerators that would help it and that it does not have: `slices`, `vread`. Only a daemon has looked for
-    /// long enough to tell.
+    /// Accelerators that would help the VM and that it does not have: `slices`, `vread`. Only a running daemon
+    /// measures for long enough to tell.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub help: Vec<String>,
-    /// The same in a sentence.
+    /// The same in one sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
 }
 
-/// What a scheduler gave a VM, over all its cores.
+/// Counters of the sched_ext scheduler for one VM, over all its cores.
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SchedulerCounts {
-    /// Times that one of its threads was put on a core.
+    /// How often the scheduler put one of the VM's threads on a core.
     pub turns: u64,
-    /// Time they ran.
+    /// Time that the threads ran.
     pub run_ns: u64,
-    /// Waits for a core that ended.
+    /// Completed waits for a core.
     pub waits: u64,
-    /// Their sum.
+    /// Sum of these waits.
     pub wait_ns: u64,
-    /// The longest.
+    /// The longest wait.
     pub wait_max_ns: u64,
-    /// Times that it took a core from another VM when it woke.
+    /// How often a waking thread of the VM preempted another VM.
     pub boosts: u64,
 }
 
-/// Time of a vCPU, or of service threads, over the time measured (`measured_ns` of [`VmList`]).
+/// CPU time of a vCPU or of service threads over the measured time (`measured_ns` of [`VmList`]).
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuTime {
-    /// On a CPU.
+    /// Running.
     pub run_ns: u64,
-    /// Runnable while something else ran.
+    /// Runnable, but not running.
     pub wait_ns: u64,
-    /// Neither.
+    /// Blocked.
     pub blocked_ns: u64,
     /// Wake-ups.
     pub wakes: u64,
-    /// Times it was put on a CPU.
+    /// Context switches to the thread.
     pub switches: u64,
-    /// Times it lost the CPU while it wanted to go on.
+    /// Preemptions.
     pub preempted: u64,
-    /// Waits of the last 10 s by length: lower bound and upper bound in ns, count. Empty buckets are left out.
+    /// Histogram of waits over the last 10 s: lower and upper bound in ns, count. Empty buckets are left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits: Vec<(u64, u64, u64)>,
 }
@@ -165,16 +165,16 @@ pub struct CpuTime {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct VmList {
-    /// In the order of their names.
+    /// Sorted by name.
     pub vms: Vec<VmReport>,
-    /// Time over which `used`, `wait` and the rates were taken.
+    /// Time over which `used`, `wait` and the rates were measured.
     pub measured_ns: u64,
-    /// What could not be found out, one sentence each.
+    /// Probes that failed, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
-/// Body of `PATCH /v1/vms/{name}`; what is absent stays.
+/// Body of `PATCH /v1/vms/{name}`. An absent field leaves the setting unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Change {
@@ -187,14 +187,14 @@ pub struct Change {
     /// 1..=65535.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<i64>,
-    /// Percent of one core, `1%` to `100%` per vCPU, or `none` to lift it.
+    /// Percent of one core, `1%` to `100%` per vCPU, or `none` for no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cap: Option<String>,
     /// Whether the change survives a restart of the daemon.
     #[serde(default, skip_serializing_if = "is_false")]
     pub keep: bool,
-    /// Forgets what `viola set` said about this VM before, kept or not; the configuration holds again. Goes
-    /// before the rest.
+    /// Removes all earlier `viola set` settings of this VM before the others are applied: the configuration applies
+    /// again.
     #[serde(default, skip_serializing_if = "is_false")]
     pub reset: bool,
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is said about blocks that are read past their DataNode VM.
+//! State of vread: HDFS blocks that VMs read past the DataNode VM.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::pipe::status::Pipes;
 
-/// Counts by reason.
+/// Counters by reason.
 pub type Reasons = BTreeMap<String, u64>;
 
-/// A VM whose blocks others may read.
+/// A DataNode VM whose blocks other VMs may read.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Datanode {
@@ -18,81 +18,81 @@ pub struct Datanode {
     pub vm: String,
     /// Its name.
     pub name: String,
-    /// Whether its blocks are served now.
+    /// Whether the worker serves the VM's blocks now.
     pub serving: bool,
-    /// Why not, or on what terms.
+    /// Why it does not, or with which restrictions it does.
     pub why: String,
-    /// Process of its worker, 0 for none.
+    /// Process ID of the worker; 0 for none.
     pub pid: u32,
-    /// Version of the agent in it; empty when there is none.
+    /// Version of the agent in the VM; empty when none is connected.
     pub agent: String,
-    /// Number of the agreement between worker and agent; a higher one ends all that was before.
+    /// Number of the session between worker and agent. A higher number voids all leases of lower ones.
     pub epoch: u64,
-    /// Blocks that can be read now.
+    /// Blocks that readers can read now.
     pub blocks: u64,
-    /// Bytes of these.
+    /// Total size of these blocks.
     pub bytes: u64,
-    /// Pieces on the disk that these consist of.
+    /// Extents of these blocks on the disk.
     pub extents: u64,
-    /// Bytes of deleted files that the agent holds back until nobody reads them.
+    /// Bytes of deleted files that the agent's links keep on the disk until no reader reads them.
     pub held_bytes: u64,
-    /// Readers that are connected.
+    /// Names of connected readers.
     pub readers: Vec<String>,
-    /// Files and devices that are read.
+    /// Disk images and devices that the worker reads.
     pub images: Vec<String>,
-    /// Blocks named since the worker started.
+    /// Blocks that the agent named since the worker started.
     pub named: u64,
-    /// Names withdrawn since then.
+    /// Leases that the agent withdrew since then.
     pub withdrawn: u64,
-    /// Withdrawn names that a read is waited for.
+    /// Withdrawn leases that still have a read in progress.
     pub waiting: u64,
-    /// Look-ups of readers since then.
+    /// Lookups of readers since the worker started.
     pub lookups: u64,
-    /// Those of blocks that were not known.
+    /// Lookups of unknown blocks.
     pub unknown: u64,
-    /// What the agent wanted and did not get, by reason.
+    /// Requests of the agent that the worker refused, by reason.
     pub refusals: Reasons,
-    /// Names withdrawn by the agent, by its reason.
+    /// Leases that the agent withdrew, by reason.
     pub withdrawals: Reasons,
-    /// Ends of epochs, by reason.
+    /// Sessions that ended, by reason.
     pub ends: Reasons,
 }
 
-/// A VM that may read blocks of others.
+/// A VM that may read blocks of other VMs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Reader {
-    /// Name or identity, as the configuration has it.
+    /// Name or identity, as in the configuration.
     pub name: String,
-    /// Whether its worker runs.
+    /// Whether the VM's reader worker runs.
     pub running: bool,
-    /// Why not.
+    /// If not, why.
     pub why: String,
-    /// Process of its worker, 0 for none.
+    /// Process ID of the worker; 0 for none.
     pub pid: u32,
-    /// Socket for its hypervisor.
+    /// Path of the socket for the VM's hypervisor.
     pub socket: String,
-    /// Whether the hypervisor is connected, or the agent in the VM.
+    /// Whether the hypervisor, or the agent in the VM, is connected.
     pub connected: bool,
-    /// How its blocks come to it: `virtiofs` or `stream`; empty while it is not connected.
+    /// Transport of the blocks: `virtiofs` or `stream`; empty while not connected.
     pub transport: String,
-    /// VMs whose blocks it may read and that are there.
+    /// Running VMs whose blocks this VM may read.
     pub datanodes: Vec<String>,
     /// Requests since the worker started.
     pub requests: u64,
-    /// Reads among them.
+    /// Read requests.
     pub reads: u64,
     /// Bytes read, by DataNode VM.
     pub bytes: BTreeMap<String, u64>,
-    /// Files open now.
+    /// Files that are open now.
     pub open: u64,
-    /// Reads that came to nothing because the block was withdrawn; the client reads elsewhere.
+    /// Reads that failed because the block was withdrawn; the HDFS client reads it elsewhere.
     pub withdrawn: u64,
-    /// What was refused, by reason.
+    /// Refused requests, by reason.
     pub refusals: Reasons,
-    /// Reads that other hosts answered; their bytes are among `bytes`, as `DATANODE@HOST`.
+    /// Reads that other hosts served; their bytes are in `bytes` as `DATANODE@HOST`.
     pub remote_reads: u64,
-    /// Reads that other hosts did not answer.
+    /// Reads that other hosts failed to serve.
     pub remote_errors: u64,
 }
 
@@ -100,51 +100,51 @@ pub struct Reader {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Host {
-    /// Whether it runs.
+    /// Whether the worker runs.
     pub running: bool,
-    /// Why not.
+    /// If not, why.
     pub why: String,
-    /// Its process, 0 for none.
+    /// Process ID; 0 for none.
     pub pid: u32,
-    /// SHA-256 of this host's certificate, by which the others know it.
+    /// SHA-256 of this host's certificate, which the other hosts have in their configuration.
     pub fingerprint: String,
-    /// Addresses on which it listens.
+    /// Addresses on which the worker listens.
     pub listening: Vec<String>,
-    /// DataNode VMs of this host that others may read.
+    /// DataNode VMs of this host that other hosts may read.
     pub datanodes: Vec<String>,
-    /// Connections refused since the worker started: no host here has that key.
+    /// Connections that the worker refused since it started, because the configuration has no host with that key.
     pub strangers: u64,
 }
 
-/// Another host. Counts are since the worker started, and of both directions where nothing else is said.
+/// Another host. Counters start with the worker, and cover both directions unless the field says otherwise.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Peer {
-    /// What it is called in the configuration.
+    /// Name in the configuration.
     pub name: String,
-    /// Where it listens; empty when it is never asked.
+    /// Address on which it listens; empty when this host never connects to it.
     pub address: String,
     /// Whether this host is connected to it, for reading.
     pub connected: bool,
     /// Whether it is connected to this host.
     pub incoming: bool,
-    /// Why this host is not connected to it, if it should be.
+    /// If this host should be connected and is not, why.
     pub why: String,
-    /// Requests sent to it.
+    /// Requests that this host sent.
     pub asked: u64,
-    /// Requests of it that were answered.
+    /// Requests of the other host that this host answered.
     pub answered: u64,
-    /// Bytes of blocks read from it.
+    /// Bytes of blocks that this host read there.
     pub bytes_read: u64,
-    /// Bytes of blocks that it has read here.
+    /// Bytes of blocks that the other host read here.
     pub bytes_served: u64,
-    /// Answers that a block is not known, or not allowed.
+    /// Replies that a block is unknown or not allowed.
     pub unknown: u64,
-    /// Answers that a block was withdrawn while it was read.
+    /// Replies that a block was withdrawn during the read.
     pub withdrawn: u64,
     /// Other errors.
     pub errors: u64,
-    /// Connections to it that broke.
+    /// Connections to it that failed.
     pub broken: u64,
 }
 
@@ -152,20 +152,20 @@ pub struct Peer {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Vread {
-    /// Whether anything is allowed, and not stopped.
+    /// Whether the configuration allows a reader, and the operator has not stopped vread.
     pub on: bool,
-    /// Why not.
+    /// If not, why.
     pub why: String,
-    /// VMs whose blocks may be read, by identity.
+    /// DataNode VMs, by identity.
     pub datanodes: Vec<Datanode>,
-    /// VMs that may read, in the order of the configuration.
+    /// Readers, in the order of the configuration.
     pub readers: Vec<Reader>,
-    /// The worker for other hosts, where there are any.
+    /// The worker for other hosts; absent without other hosts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<Host>,
     /// Other hosts, in the order of the configuration.
     pub peers: Vec<Peer>,
-    /// What the same workers send; shown apart, as `GET /v1/pipes`.
+    /// Pipes of the same workers; `GET /v1/pipes` shows them.
     #[serde(skip)]
     pub pipes: Pipes,
 }

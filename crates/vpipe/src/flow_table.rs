@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who has which connection: the map that the steering program looks into.
+//! The map of the steering programs: who has which connection.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -8,7 +8,7 @@ use libbpf_rs::libbpf_sys;
 
 use crate::{Error, Result};
 
-/// Sizes of `struct flow_key` and `struct flow` in bpf/pipe.h.
+/// Sizes of `struct flow_key` and `struct flow` in bpf/pipe.h, and values of `enum flow_state`.
 const KEY_BYTES: usize = 40;
 const VALUE_BYTES: usize = 48;
 const STATE_HELD: u32 = 1;
@@ -55,9 +55,9 @@ fn address(ip: IpAddr) -> [u8; 16] {
 /// Packets of a connection since it was held for the first time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FlowCounts {
-    /// From the peer, dropped while nobody had it.
+    /// From the peer while the connection was held.
     pub held: u64,
-    /// From the peer, led to the host's socket.
+    /// From the peer, redirected to the host's socket.
     pub redirected: u64,
     /// From the host's socket.
     pub from_host: u64,
@@ -65,20 +65,20 @@ pub struct FlowCounts {
     pub vm_dropped: u64,
 }
 
-/// The connections of one VM that are not left to it. A process that has this needs no privilege to steer them, and can steer no
-/// others'.
+/// The connections of one VM that are held or redirected. A process with this descriptor needs no privilege to steer
+/// them, and cannot steer connections of other VMs.
 #[derive(Debug)]
 pub struct FlowTable(OwnedFd);
 
 impl From<OwnedFd> for FlowTable {
-    /// Of the descriptor of another one.
+    /// Uses the descriptor of another table.
     fn from(map: OwnedFd) -> Self {
         Self(map)
     }
 }
 
 impl FlowTable {
-    /// Another descriptor of it.
+    /// Duplicates the descriptor.
     ///
     /// # Errors
     /// What the kernel refused.
@@ -88,12 +88,12 @@ impl FlowTable {
             .map_err(Error::kernel("copying a descriptor"))
     }
 
-    /// Nobody hears or says anything on this connection. What the peer says leaves through the interface `park`, if there is one,
-    /// instead of being lost. `next_hop` is the MAC address to which the VM sends the peer's packets; else that of the
-    /// first packet from the peer is taken.
+    /// Holds a connection: neither the VM nor the host receives or sends its packets. Packets of the peer leave
+    /// through the interface `hold_veth`, if given; otherwise they are dropped. `next_hop` is the MAC address to
+    /// which the VM sends the peer's packets; otherwise the program learns it from the peer's first packet.
     ///
     /// # Errors
-    /// What the kernel refused; there is room for 65,536 connections.
+    /// What the kernel refused; the table has room for 65,536 connections.
     pub fn hold(
         &self,
         flow: &Flow,
@@ -111,7 +111,7 @@ impl FlowTable {
         self.put(&key, &value)
     }
 
-    /// The VM's socket on the host speaks; what the peer says still leaves through the interface `park`.
+    /// The host's socket may send. Packets of the peer are still held and leave through the interface `hold_veth`.
     ///
     /// # Errors
     /// What the kernel refused.
@@ -123,7 +123,8 @@ impl FlowTable {
         self.put(&key, &value)
     }
 
-    /// The peer's packets go to the VM's sockets on the host, through the host's end of that veth, and theirs to the peer.
+    /// Redirects a connection: packets of the peer go to the host's socket through the host's end of `veth`, and the
+    /// socket's to the peer.
     ///
     /// # Errors
     /// What the kernel refused.
@@ -135,7 +136,7 @@ impl FlowTable {
         self.put(&key, &value)
     }
 
-    /// The connection is the VM's again.
+    /// Releases a connection to the VM.
     ///
     /// # Errors
     /// What the kernel refused.
@@ -147,11 +148,11 @@ impl FlowTable {
         match done {
             0 => Ok(()),
             error if error == -libc::ENOENT => Ok(()),
-            error => Err(refused("giving a connection back to its VM", error)),
+            error => Err(refused("releasing a connection to its VM", error)),
         }
     }
 
-    /// Packets so far, of a connection that is held or led.
+    /// Counters of a held or redirected connection; `None` for any other.
     ///
     /// # Errors
     /// What the kernel refused.
@@ -185,7 +186,7 @@ impl FlowTable {
         match done {
             0 => Ok(Some(value)),
             error if error == -libc::ENOENT => Ok(None),
-            error => Err(refused("looking for a connection", error)),
+            error => Err(refused("looking up a connection", error)),
         }
     }
 
@@ -206,7 +207,7 @@ impl FlowTable {
     }
 }
 
-/// libbpf answers a negated errno.
+/// libbpf returns a negated errno.
 fn refused(step: &str, error: i32) -> Error {
     Error::kernel(step)(std::io::Error::from_raw_os_error(-error))
 }
@@ -216,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_laid_out_as_the_program_reads_it() {
+    fn a_key_has_the_layout_of_the_program() {
         let flow = Flow {
             tap: 7,
             guest: "10.0.0.2:80".parse().unwrap(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whether a VM's sockets on the host may say anything.
+//! Whether the host's sockets of a VM may send.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -7,20 +7,20 @@ use libbpf_rs::libbpf_sys;
 
 use crate::{Error, Result};
 
-/// The map that the steering program looks into before a packet leaves a VM's [`crate::VmNetns`]. While it is shut nothing leaves:
-/// the sockets stay as they are, and try again twice a second.
+/// The map that the steering program reads before a packet leaves a VM's [`crate::VmNetns`]. While the gate is closed
+/// no packet leaves: the sockets keep their state and retry twice a second.
 #[derive(Debug)]
 pub struct EgressGate(OwnedFd);
 
 impl From<OwnedFd> for EgressGate {
-    /// Of the descriptor of another one.
+    /// Uses the descriptor of another gate.
     fn from(map: OwnedFd) -> Self {
         Self(map)
     }
 }
 
 impl EgressGate {
-    /// Another descriptor of it.
+    /// Duplicates the descriptor.
     ///
     /// # Errors
     /// What the kernel refused.
@@ -29,7 +29,7 @@ impl EgressGate {
         copy.map_err(Error::kernel("copying a descriptor"))
     }
 
-    /// Shuts it, or opens it.
+    /// Closes or opens the gate.
     ///
     /// # Errors
     /// What the kernel refused.
@@ -46,7 +46,7 @@ impl EgressGate {
         };
         match done {
             0 => Ok(()),
-            error => Err(Error::kernel("shutting the gate of a VM's sockets")(
+            error => Err(Error::kernel("switching the gate of a VM's sockets")(
                 std::io::Error::from_raw_os_error(-error),
             )),
         }

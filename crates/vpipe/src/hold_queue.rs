@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a peer says while its connection changes hands: kept, and given to the VM afterwards.
+//! Packets of peers whose connection is held: the host keeps them and delivers them afterwards.
 //!
-//! A client that has just got its file asks for the next one at once. Lost, that question would come again only after the
-//! retransmission timeout, 200 ms and more; so the steering program sends the packets of a held connection here.
+//! For example, a client that has received its file requests the next one at once. If that request were dropped, the
+//! client would send it again only after the retransmission timeout of 200 ms or more. So the steering program sends
+//! packets of held connections to this queue.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,18 +12,18 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::{Error, Flow, FlowTable, Result, VmNetns};
 
-/// Most bytes that are kept for all connections of a VM; what comes on top is lost, as on a full line. One that is in full flow has
-/// up to its receive buffer on the way (`/proc/sys/net/ipv4/tcp_rmem`, 6 MiB).
+/// Most bytes in the queue of one VM; further packets are dropped, as on a full link. A connection in full flow has
+/// up to its receive buffer under way (`/proc/sys/net/ipv4/tcp_rmem`, 6 MiB).
 const MAX_HELD_BYTES: usize = 8 << 20;
-/// `struct virtio_net_hdr`, which comes before each packet: segmentation and checksums that are still to be done.
+/// Size of `struct virtio_net_hdr` before each packet: pending segmentation and checksums.
 const VNET_HEADER_BYTES: usize = 10;
 const ETHERNET_HEADER_BYTES: usize = 14;
-/// Longest packet with what comes before it.
+/// Longest packet with its headers.
 const MAX_PACKET_BYTES: usize = VNET_HEADER_BYTES + ETHERNET_HEADER_BYTES + 65_536;
-/// Packets that are taken at once, so that a flood does not keep its reader from other work.
+/// Packets of one read, so that a flood does not keep the thread from other work.
 const MAX_PACKETS_PER_READ: usize = 256;
 
-/// Looks at what was kept before the way is switched anyway: other connections wait meanwhile.
+/// Rounds of delivery before the connection is switched anyway: other connections wait meanwhile.
 const MAX_FLUSH_ROUNDS: usize = 64;
 
 /// FROM_HOST of bpf/pipe.bpf.c
@@ -32,7 +33,7 @@ const FROM_HOST_MARK: u32 = 0x7650_5045;
 const PACKET_VNET_HDR: i32 = 15;
 const PACKET_OUTGOING: u8 = 4;
 
-/// See the module. Its descriptors work in any process.
+/// The queue of one VM. Its descriptors work in any process.
 #[derive(Debug)]
 pub struct HoldQueue {
     from: OwnedFd,
@@ -44,25 +45,26 @@ pub struct HoldQueue {
 }
 
 impl HoldQueue {
-    /// For a VM's space and its tap, which is in the calling thread's network namespace. Needs CAP_NET_RAW and CAP_NET_ADMIN.
+    /// Opens the packet sockets for a VM's namespace and its tap, which is in the calling thread's network namespace.
+    /// Needs CAP_NET_RAW and CAP_NET_ADMIN.
     ///
     /// # Errors
     /// What the kernel refused.
     pub fn new(space: &VmNetns, tap: u32) -> Result<Self> {
         let step = "making a packet socket";
         let inside = space.hold_inner()?;
-        // all packets at one end, none at the other: that one only sends
+        // this socket receives all packets; the other one only sends
         let from = space.run(|| packet_socket(inside, libc::ETH_P_ALL as u16))?;
         let from = from.map_err(Error::kernel(step))?;
-        // the kernel counts more than the bytes of a packet
+        // the kernel counts its own structures too
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&from, 2 * MAX_HELD_BYTES);
         let to = packet_socket(tap, 0).map_err(Error::kernel(step))?;
-        // past the program at the tap, which would send it here again
+        // the program at the tap passes marked packets; it would send others here again
         set_mark(&to).map_err(Error::kernel(step))?;
         Ok(Self::from_descriptors([from, to], tap))
     }
 
-    /// Of the descriptors of another one.
+    /// Uses the descriptors of another queue.
     pub fn from_descriptors([from, to]: [OwnedFd; 2], tap: u32) -> Self {
         Self {
             from,
@@ -79,12 +81,12 @@ impl HoldQueue {
         [self.from, self.to]
     }
 
-    /// Readable when there is something to keep.
+    /// Readable when packets have arrived.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.from.as_fd()
     }
 
-    /// Takes what has arrived.
+    /// Receives the packets that have arrived.
     pub fn receive(&mut self) {
         for _ in 0..MAX_PACKETS_PER_READ {
             let Ok((got, outgoing)) = receive_packet(self.from.as_fd(), &mut self.buffer) else {
@@ -101,16 +103,17 @@ impl HoldQueue {
         }
     }
 
-    /// Gives the VM what was kept of a connection, and releases it then. How many packets came between, and may have been overtaken by
-    /// later ones.
+    /// Delivers the packets of a connection to the VM and releases the connection. Returns how many packets arrived
+    /// between the last delivery and the release; later packets may have overtaken them.
     ///
     /// # Errors
-    /// Of the release; all has been given to the VM nevertheless.
+    /// Of the release; the packets are delivered nevertheless.
     pub fn release(&mut self, flows: &FlowTable, flow: &Flow) -> Result<usize> {
         self.flush_and_switch(flow, self.tap, || flows.release(flow))
     }
 
-    /// The same, to the host's socket, behind that veth.
+    /// Delivers the packets of a connection to the host's socket behind `veth` and redirects the connection. Returns
+    /// as [`Self::release`].
     ///
     /// # Errors
     /// What the kernel refused.
@@ -118,8 +121,9 @@ impl HoldQueue {
         self.flush_and_switch(flow, veth, || flows.redirect(flow, veth))
     }
 
-    /// Of a peer in full flow more has come while what was kept is passed on. So it is looked at until there is nothing, and only
-    /// then the way is switched: only what comes between these two can be overtaken, or what another core is just bringing here.
+    /// Delivers packets until none is left, and only then switches the connection: a peer in full flow sends more
+    /// during the delivery. Only packets that arrive between the last delivery and the switch, or that another core
+    /// is delivering just then, can be overtaken.
     fn flush_and_switch(
         &mut self,
         flow: &Flow,
@@ -140,34 +144,34 @@ impl HoldQueue {
     fn flush(&mut self, flow: &Flow, interface: u32) -> usize {
         let packets = self.remove(flow);
         for packet in &packets {
-            // a packet that is lost here comes again
+            // TCP retransmits a packet that is lost here
             let _ = send_packet(self.to.as_fd(), interface, packet);
         }
         packets.len()
     }
 
-    /// Drops what was kept of a connection.
+    /// Drops the packets of a connection.
     pub fn discard(&mut self, flow: &Flow) {
         drop(self.remove(flow));
     }
 
-    /// Takes out what was kept of a connection.
+    /// Removes the packets of a connection from the queue.
     fn remove(&mut self, flow: &Flow) -> Vec<Vec<u8>> {
         self.receive();
         let held = std::mem::take(&mut self.held);
-        let (its, others) = held
+        let (removed, others) = held
             .into_iter()
             .partition::<VecDeque<_>, _>(|(guest, peer, _)| {
                 *guest == flow.guest && *peer == flow.peer
             });
         self.held = others;
-        let its: Vec<Vec<u8>> = its.into_iter().map(|(_, _, packet)| packet).collect();
-        self.bytes -= its.iter().map(Vec::len).sum::<usize>();
-        its
+        let removed: Vec<Vec<u8>> = removed.into_iter().map(|(_, _, packet)| packet).collect();
+        self.bytes -= removed.iter().map(Vec::len).sum::<usize>();
+        removed
     }
 }
 
-/// Sender and receiver of a TCP packet that begins with its Ethernet header.
+/// Sender and receiver of a TCP packet with Ethernet header.
 fn parse_endpoints(packet: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
     let ip = packet.get(ETHERNET_HEADER_BYTES..)?;
     let kind = u16::from_be_bytes(packet.get(12..14)?.try_into().ok()?);
@@ -199,11 +203,10 @@ fn link_address(interface: u32, protocol: u16) -> libc::sockaddr_ll {
     address
 }
 
-/// A packet socket on one interface of the calling thread's namespace.
+/// Opens a packet socket on one interface of the calling thread's namespace.
 fn packet_socket(interface: u32, protocol: u16) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // no protocol yet, so that nothing of other interfaces arrives before it is bound
-    // SAFETY: a plain system call; the result is checked.
+    // without a protocol it receives no packets of other interfaces before it is bound
     let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
@@ -239,7 +242,7 @@ fn packet_socket(interface: u32, protocol: u16) -> io::Result<OwnedFd> {
     }
 }
 
-/// So the steering program knows its packets.
+/// Marks the packets of this socket for the steering program.
 fn set_mark(socket: &OwnedFd) -> io::Result<()> {
     let mark: u32 = FROM_HOST_MARK;
     // SAFETY: the option's value is an int.
@@ -258,7 +261,7 @@ fn set_mark(socket: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// A packet's length, and whether this end had sent it.
+/// Length of a packet, and whether this end sent it.
 fn receive_packet(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, bool)> {
     let mut from = link_address(0, 0);
     let mut size = size_of::<libc::sockaddr_ll>() as u32;
@@ -301,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ends_of_a_packet_are_read() {
+    fn addresses_and_ports_of_a_packet_are_parsed() {
         let mut v4 = vec![0; 14 + 20 + 4];
         v4[12..14].copy_from_slice(&[8, 0]);
         v4[14] = 0x45;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One connection of a VM in the host's hands.
+//! A VM's connection in a socket of the host.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -7,38 +7,39 @@ use viola_handover::{SocketBuffers, TcpState};
 
 use crate::{Error, Flow, FlowTable, HoldQueue, Result};
 
-/// A connection that the host has, from the moment at which the VM gave it until it is given back.
+/// A connection that the host has restored for a VM, until it extracts it again.
 ///
-/// Dropped before that, or with its process, it is reset: a peer must never take a cut stream for a whole one.
+/// Dropped before that, or with its process, it is reset: a peer must never take a truncated stream for a complete
+/// one.
 #[derive(Debug)]
 pub struct HostConnection {
     flow: Flow,
     socket: OwnedFd,
-    /// The peer had said before that it sends no more; the host's socket has not heard it.
+    /// The peer sent a FIN to the VM's socket; the host's socket does not know.
     peer_finished: bool,
-    /// Of the VM's socket: its buffers, and what it lets a peer send.
+    /// Buffers of the VM's socket.
     buffers: SocketBuffers,
-    window: u32,
-    /// What the host's socket may have to hold, at so many bytes from the end.
+    vm_window: u32,
+    /// The limit of the receive buffer, and how many bytes were left when it was set.
     bound: Option<(u64, u64)>,
     is_clamped: bool,
 }
 
-/// Least that a VM's socket is held to have room for, in bytes: a fresh one announces as much.
+/// Smallest window that the VM's socket is assumed to have: a new socket announces as much.
 const MIN_WINDOW_BYTES: u32 = 64 << 10;
-/// So many bytes may come between two looks.
+/// Most bytes that arrive between two calls of [`HostConnection::limit_window_near_end`].
 const MAX_BYTES_BETWEEN_POLLS: u64 = 2 << 20;
-/// So near the end the kernel does not tune the receive buffer any more, in bytes: the most that it would have let a peer send
-/// ahead (`net.ipv4.tcp_rmem`), and what may come between two looks.
+/// Bytes before the end from which on the kernel does not tune the receive buffer: the most that it lets a peer send
+/// ahead (`net.ipv4.tcp_rmem`), and what arrives between two calls.
 const NEAR_END_BYTES: u64 = (32 << 20) + MAX_BYTES_BETWEEN_POLLS;
 
 impl HostConnection {
-    /// Takes over a connection that was held and taken out of the VM's socket. `socket` is a fresh one in the VM's
-    /// [`crate::VmNetns`], which has the VM's address and is behind that `veth`. What was kept of the connection comes first; with
-    /// it goes the interface through which that leaves.
+    /// Restores a held and extracted connection in `socket`: a new socket in the VM's [`crate::VmNetns`], which has
+    /// the VM's address and is behind `veth`. `hold` is the queue with held packets of the connection, which are
+    /// delivered first, and the veth to it.
     ///
     /// # Errors
-    /// What the kernel refused. The connection stays held; nothing was said to the peer.
+    /// What the kernel refused. The connection stays held, and the peer has received nothing.
     pub fn restore(
         flows: &FlowTable,
         veth: u32,
@@ -54,13 +55,13 @@ impl HostConnection {
                 ready.activate().map_err(Error::Connection)?;
             }
             Some((hold_queue, hold_veth)) => {
-                // what it acknowledges of that has to get to the peer, which may wait for nothing else
+                // the socket's acknowledgements must reach the peer, which may wait for them
                 flows.hold_incoming(&flow, hold_veth)?;
                 ready.activate().map_err(Error::Connection)?;
                 hold_queue.redirect(flows, &flow, veth)?;
             }
         }
-        // from here on a death is told to the peer, and as what it is
+        // from here on, closing the socket resets the connection
         let option = |step: &str| Error::kernel(step.to_owned());
         rustix::net::sockopt::set_socket_linger(&socket, Some(std::time::Duration::ZERO))
             .map_err(|e| option("SO_LINGER")(e.into()))?;
@@ -70,19 +71,20 @@ impl HostConnection {
             socket,
             peer_finished: state.peer_finished,
             buffers: state.buffers,
-            // one that was busy may announce little at the moment, and one with a large buffer little as yet
-            window: (state.window.rcv_wnd.min(state.buffers.receive / 2)).max(MIN_WINDOW_BYTES),
+            // a busy socket may announce little at the moment, and a new one with a large buffer little as yet
+            vm_window: (state.window.rcv_wnd.min(state.buffers.receive / 2)).max(MIN_WINDOW_BYTES),
             bound: None,
             is_clamped: false,
         })
     }
 
-    /// To be called now and then while `left` bytes are still wanted of the peer.
+    /// Limits what the peer may send near the end of a transfer. Call it from time to time while `left` bytes are
+    /// still wanted.
     ///
-    /// The host's socket lets a peer send many megabytes ahead. What of that comes behind the last byte that is wanted comes to
-    /// the VM, whose socket has no room for it and drops it. So near the end the buffer is what is still wanted and no larger: the
-    /// kernel could otherwise make tens of megabytes of it between two looks, and what is promised stays promised. At the end the
-    /// peer is let send no further beyond it than the VM's own socket had let it.
+    /// The host's socket lets a peer send many megabytes ahead. Bytes behind the last wanted one go to the VM's
+    /// socket, which has no room for them and drops them. So near the end this sets the receive buffer to the bytes
+    /// still wanted: the kernel could otherwise grow it by tens of megabytes between two calls, and an announced
+    /// window cannot be taken back. At the end the peer may send no further than the VM's own socket would let it.
     pub fn limit_window_near_end(&mut self, left: u64) {
         if self.is_clamped || left > NEAR_END_BYTES {
             return;
@@ -91,17 +93,17 @@ impl HostConnection {
             Some((bound, before)) => bound.saturating_sub(before.saturating_sub(left)),
             None => {
                 let own = viola_handover::buffers(self.socket()).map_or(0, |own| own.receive);
-                // a smaller one might not hold what was promised already
+                // a smaller buffer might not hold the announced window
                 left.saturating_sub(MAX_BYTES_BETWEEN_POLLS).max(own.into())
             }
         };
         self.bound = Some((bound, left));
         let reach = viola_handover::receivable_bytes(self.socket());
-        // a kernel that refuses costs the VM some packets
-        if bound <= self.window.into()
+        // if the kernel refuses, the VM drops some packets
+        if bound <= self.vm_window.into()
             || reach.is_ok_and(|reach| left <= reach + MAX_BYTES_BETWEEN_POLLS)
         {
-            let _ = viola_handover::clamp_window(self.socket(), self.window);
+            let _ = viola_handover::clamp_window(self.socket(), self.vm_window);
             self.is_clamped = true;
         } else {
             let bound = u32::try_from(bound).unwrap_or(u32::MAX);
@@ -114,7 +116,7 @@ impl HostConnection {
         &self.flow
     }
 
-    /// To read, to write, and to wait on.
+    /// The socket.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -127,24 +129,24 @@ impl HostConnection {
         viola_handover::unacknowledged_bytes(self.socket()).map_err(Error::Connection)
     }
 
-    /// Bytes that the peer has sent and nobody has read; as if there were none when the kernel does not say.
+    /// Bytes in the receive queue; 0 when the kernel does not tell.
     pub fn unread_bytes(&self) -> u64 {
         rustix::io::ioctl_fionread(self.socket()).unwrap_or(0)
     }
 
-    /// Lets the peer hear at once of a socket that could not say anything for a while, and say how far it is.
+    /// Sends the peer this end's sequence number, and asks for the peer's: for a socket that was silent for a while.
     pub fn send_window_probe(&self) {
-        // else it does so by itself, half a second later
+        // if it fails, the socket does so itself half a second later
         let _ = viola_handover::send_window_probe(self.socket());
     }
 
-    /// Whether the peer will send no more: said before the host had the connection, so the socket does not know.
+    /// Whether the peer sent a FIN before the host had the connection. The host's socket does not know of it.
     pub fn peer_finished(&self) -> bool {
         self.peer_finished
     }
 
-    /// Takes the connection back from the host's socket, for the VM; `None` when the peer has reset it. It is held until
-    /// [`FlowTable::release`], and what the peer says leaves through `park`, if there is one.
+    /// Extracts the connection from the host's socket, for the VM; `None` when the peer has reset it. The connection
+    /// is held until [`FlowTable::release`], and its peer's packets leave through `hold_veth`, if given.
     ///
     /// # Errors
     /// What the kernel refused; the connection is reset then.
@@ -154,7 +156,7 @@ impl HostConnection {
             Ok(taken) => {
                 let mut state = taken.detach();
                 state.peer_finished |= self.peer_finished;
-                // room for what the peer may send, which is more than it was where a pipe ends early
+                // the receive buffer must hold what the peer may send: more than before when a pipe ends early
                 let unread = u32::try_from(state.unread.len()).unwrap_or(u32::MAX);
                 let receive = (state.window.rcv_wnd.saturating_add(unread)).saturating_mul(2);
                 let receive = self.buffers.receive.max(receive);
@@ -162,7 +164,7 @@ impl HostConnection {
                 state.buffers.locked = self.buffers.locked;
                 Ok(Some(state))
             }
-            // the peer has ended it in the meantime
+            // the peer has reset it in the meantime
             Err(viola_handover::Error::NotTransferable(_)) => Ok(None),
             Err(e) => Err(Error::Connection(e)),
         }

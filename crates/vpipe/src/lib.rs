@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The host side of vpipe: a VM's connections are steered to sockets of the host, which move bytes in the VM's place.
+//! The host side of vpipe: sockets of the host take over a VM's connections and move bytes for the VM.
 //!
-//! [`Steering`] decides, packet by packet at a VM's tap, who has a connection: the VM, nobody, or a socket in the VM's
-//! [`VmNetns`] on the host, the [`HostConnection`] of the connection. [`transfer`] moves the bytes. [`EgressGate`] keeps those
-//! sockets silent while the VM stands still. [`HoldQueue`] keeps what the
-//! peer says while nobody has the connection. [`pipes`] does all that an agent asks for, on a thread. Mechanism: `bpf/pipe.bpf.c`; paper 003
-//! (vPipe), section 4, for what it replaces.
+//! | type or module | what it is |
+//! |---|---|
+//! | [`Steering`] | the BPF programs at the VM's tap (`bpf/pipe.bpf.c`): they decide, packet by packet, who has a connection |
+//! | [`FlowTable`] | the map of these programs: a connection is the VM's, held, or redirected to the host |
+//! | [`VmNetns`] | the network namespace with the VM's addresses, for the host's sockets |
+//! | [`HoldQueue`] | the packets of peers while their connection is held |
+//! | [`EgressGate`] | keeps the host's sockets silent while the VM is paused |
+//! | [`HostConnection`] | a connection that the host has |
+//! | [`transfer`] | moves bytes between files and sockets |
+//! | [`pipes`] | the threads that serve the requests of a VM's agent |
+//!
+//! Paper 003 (vPipe), section 4, describes the mechanism that this replaces.
 
 mod flow_table;
 mod gate;
@@ -23,30 +30,30 @@ pub use host_connection::HostConnection;
 pub use steering::{AttachedPrograms, Steering};
 pub use vm_netns::VmNetns;
 
-/// Why something cannot be steered.
+/// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// libbpf or the kernel refused the program or one of its maps.
     #[error("{step}: {source}")]
     Bpf {
-        /// What was tried.
+        /// The step that failed.
         step: &'static str,
-        /// What libbpf says.
+        /// The error of libbpf.
         source: libbpf_rs::Error,
     },
-    /// A connection cannot be handed over.
+    /// A connection cannot be extracted or restored.
     #[error("{0}")]
     Connection(#[source] viola_handover::Error),
-    /// The kernel refused something else.
+    /// The kernel refused another step.
     #[error("{step}: {source}")]
     Kernel {
-        /// What was tried.
+        /// The step that failed.
         step: String,
-        /// What the kernel says.
+        /// The error of the kernel.
         source: std::io::Error,
     },
-    /// Both ends of a connection are of one family.
-    #[error("the ends of a connection are of different families")]
+    /// The ends of a connection are not of one address family.
+    #[error("the ends of a connection are of different address families")]
     MixedAddressFamilies,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The program `bpf/pipe.bpf.c` at a VM's tap.
+//! The BPF programs of `bpf/pipe.bpf.c` at a VM's tap.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
@@ -10,20 +10,22 @@ use crate::{EgressGate, Error, FlowTable, Result, VmNetns};
 
 static PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pipe.bpf.o"));
 
-/// A tap and both ends of a veth with the program on them; taken off when this goes, or the last copy of its descriptors.
+/// The programs on a tap and on both ends of a veth. The kernel detaches them when this is dropped, or the last copy
+/// of its descriptors.
 #[derive(Debug)]
 pub struct AttachedPrograms {
     links: [OwnedFd; 4],
 }
 
 impl AttachedPrograms {
-    /// Its links, for a process that is to keep them.
+    /// The links, for a process that keeps them.
     pub fn links(&self) -> &[OwnedFd; 4] {
         &self.links
     }
 }
 
-/// The program, once for each VM: so whoever has one VM's [`FlowTable`] cannot steer another's.
+/// The programs, loaded once for each VM: a process with the [`FlowTable`] of one VM cannot steer another VM's
+/// connections.
 pub struct Steering {
     object: Object,
     flows: FlowTable,
@@ -36,12 +38,12 @@ fn bpf(step: &'static str) -> impl Fn(libbpf_rs::Error) -> Error {
 }
 
 impl Steering {
-    /// Loads the program. Needs CAP_BPF and CAP_NET_ADMIN, and Linux 6.6 for the way in which it is attached.
+    /// Loads the programs. Needs CAP_BPF and CAP_NET_ADMIN, and Linux 6.6 (TCX links).
     ///
     /// # Errors
     /// What the kernel refused.
     pub fn load() -> Result<Self> {
-        // what libbpf has to say comes back in its errors
+        // libbpf reports failures in its errors
         libbpf_rs::set_print(None);
         let open = ObjectBuilder::default()
             .open_memory(PROGRAM)
@@ -67,17 +69,18 @@ impl Steering {
         })
     }
 
-    /// Who has which connection.
+    /// The connections that are not the VM's.
     pub fn flows(&self) -> &FlowTable {
         &self.flows
     }
 
-    /// What lets the VM's sockets on the host speak, or not.
+    /// The gate of the host's sockets.
     pub fn gate(&self) -> &EgressGate {
         &self.gate
     }
 
-    /// Puts the program on a tap, in the calling thread's network namespace, and on the veth that leads to the VM's sockets.
+    /// Attaches the programs to a tap, in the calling thread's network namespace, and to the veth of the VM's
+    /// namespace.
     ///
     /// # Errors
     /// What the kernel refused.
@@ -85,7 +88,7 @@ impl Steering {
         let veth = vm_netns.veth();
         self.taps
             .update(&veth.to_ne_bytes(), &tap.to_ne_bytes(), MapFlags::ANY)
-            .map_err(bpf("telling the steering program of a tap"))?;
+            .map_err(bpf("entering the tap in the steering program's map"))?;
         let gate = self.program("gate")?;
         let links = [
             self.link("to_guest", tap, libbpf_sys::BPF_TCX_EGRESS)?,
@@ -112,7 +115,7 @@ impl Steering {
     }
 }
 
-/// Puts a program on an interface of the calling thread's network namespace.
+/// Attaches a program to an interface of the calling thread's network namespace.
 fn link(
     name: &'static str,
     program: RawFd,
@@ -125,7 +128,7 @@ fn link(
     if link < 0 {
         let source = std::io::Error::from_raw_os_error(-link);
         return Err(Error::kernel(format!(
-            "putting `{name}` on interface {interface}"
+            "attaching `{name}` to interface {interface}"
         ))(source));
     }
     // SAFETY: a new descriptor that nobody else owns.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where a VM's sockets on the host live.
+//! The network namespace of a VM's sockets on the host.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -16,18 +16,19 @@ use viola_netdev::{Netns, create, device};
 
 use crate::{Error, Result};
 
-/// Name of the device inside with the VM's addresses.
+/// Name of the inner device that has the VM's addresses.
 const VM_DEVICE: &str = "vm";
-/// Name of the device inside at which held packets arrive.
+/// Name of the inner device at which held packets arrive.
 const HOLD_DEVICE: &str = "park";
-/// Of the table that all unmarked routes are in.
+/// The main routing table.
 const MAIN_TABLE: u8 = RouteHeader::RT_TABLE_MAIN;
 
-/// A network namespace for the sockets that have a VM's connections, with one end of a veth in it. The device has the VM's own
-/// addresses; it asks nobody for MAC addresses, the steering program fills them in. A second veth leads to where held
-/// packets are kept ([`crate::HoldQueue`]); its end has another MAC address than the packets ask for, so nobody answers them.
+/// A network namespace for the sockets that have a VM's connections, with one end of a veth in it. The inner device
+/// has the VM's addresses. It sends no ARP: the steering program fills in MAC addresses. A second veth leads to the
+/// packet socket of [`crate::HoldQueue`]. Its inner end has another MAC address than the packets, so the kernel does
+/// not answer them.
 ///
-/// The namespace goes when this and the last socket in it are gone, and the veths with it.
+/// The kernel removes the namespace and the veths when this and the last socket in it are closed.
 #[derive(Debug)]
 pub struct VmNetns {
     netns: Netns,
@@ -37,8 +38,8 @@ pub struct VmNetns {
 }
 
 impl VmNetns {
-    /// Makes one. `name` is that of the veth's other end, in the calling thread's namespace (at most 14 bytes; with a `p` behind
-    /// it, that of the second one); `mac` is that of the VM's NIC, and `mtu` its largest packet in bytes.
+    /// Makes a namespace. `name` is the outer end of the veth, in the calling thread's namespace (at most 14 bytes;
+    /// the second veth has a `p` appended); `mac` is the address of the VM's NIC, `mtu` its largest packet in bytes.
     ///
     /// # Errors
     /// What the kernel refused. Needs CAP_SYS_ADMIN and CAP_NET_ADMIN.
@@ -53,11 +54,11 @@ impl VmNetns {
             hold_veth,
         };
         let ends = vm_netns.run(|| set_up(HOLD_DEVICE).and_then(|_| set_up(VM_DEVICE)))?;
-        vm_netns.inner = ends.map_err(Error::kernel("taking up the veths' other ends"))?;
+        vm_netns.inner = ends.map_err(Error::kernel("setting the inner ends of the veths up"))?;
         for ipv4 in [true, false] {
             let route = default_route(ipv4, vm_netns.inner);
             match vm_netns.run(|| create(RouteNetlinkMessage::NewRoute(route)))? {
-                // a host without IPv6 needs no route for it
+                // a host without IPv6 needs no IPv6 route
                 Err(e) if !ipv4 && e.raw_os_error() != Some(libc::EEXIST) => {}
                 made => made.map_err(Error::kernel("making a route"))?,
             }
@@ -65,27 +66,27 @@ impl VmNetns {
         Ok(vm_netns)
     }
 
-    /// Interface index of the veth's end outside.
+    /// Interface index of the outer end of the veth.
     pub fn veth(&self) -> u32 {
         self.veth
     }
 
-    /// Interface index of the end outside of the veth for held packets.
+    /// Interface index of the outer end of the veth for held packets.
     pub fn hold_veth(&self) -> u32 {
         self.hold_veth
     }
 
-    /// Interface index of the veth's end inside.
+    /// Interface index of the inner end of the veth.
     pub(crate) fn inner(&self) -> u32 {
         self.inner
     }
 
-    /// The namespace, for a process that is to live in it.
+    /// The namespace, for a process that enters it.
     pub fn netns(&self) -> &Netns {
         &self.netns
     }
 
-    /// Gives the VM's address to its sockets here; nothing happens where they have it.
+    /// Adds an address of the VM, unless the namespace has it.
     ///
     /// # Errors
     /// What the kernel refused.
@@ -93,11 +94,11 @@ impl VmNetns {
         let prefix = if address.is_ipv4() { 32 } else { 128 };
         match self.run(|| viola_netdev::add_address(self.inner, address, prefix))? {
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(()),
-            done => done.map_err(Error::kernel(format!("giving it the address {address}"))),
+            done => done.map_err(Error::kernel(format!("adding the address {address}"))),
         }
     }
 
-    /// A TCP socket in it, for a connection of this address's family.
+    /// Opens a TCP socket in the namespace, for the family of `address`.
     ///
     /// # Errors
     /// What the kernel refused.
@@ -106,20 +107,20 @@ impl VmNetns {
         socket.map_err(Error::kernel("making a socket"))
     }
 
-    /// Interface index of the end inside of the veth for held packets.
+    /// Interface index of the inner end of the veth for held packets.
     pub(crate) fn hold_inner(&self) -> Result<u32> {
         let index = self.run(|| device::index(HOLD_DEVICE))?;
-        index.map_err(Error::kernel("looking for the end of a veth"))
+        index.map_err(Error::kernel("looking up the inner end of a veth"))
     }
 
-    /// Does something in the namespace.
+    /// Runs `work` in the namespace.
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         let entered = self.netns.run(work);
         entered.map_err(Error::kernel("entering a network namespace"))
     }
 }
 
-/// A veth, up at this end; the index of that.
+/// Makes a veth, sets its outer end up and returns that end's index.
 fn make_veth(
     name: &str,
     inside: &str,
@@ -145,8 +146,8 @@ fn make_veth(
     ]);
     create(RouteNetlinkMessage::NewLink(outer))
         .map_err(Error::kernel(format!("making the veth {name}")))?;
-    // not before both ends are there
-    set_up(name).map_err(Error::kernel(format!("taking up the veth {name}")))
+    // the kernel makes both ends before this
+    set_up(name).map_err(Error::kernel(format!("setting the veth {name} up")))
 }
 
 fn link(name: &str, flags: LinkFlags) -> LinkMessage {
@@ -171,7 +172,7 @@ fn default_route(ipv4: bool, device: u32) -> RouteMessage {
     route
 }
 
-/// Takes a device of the calling thread's namespace up; its index.
+/// Sets a device of the calling thread's namespace up and returns its index.
 fn set_up(name: &str) -> std::io::Result<u32> {
     device::up(name)?;
     device::index(name)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! CRC32C (Castagnoli), as iSCSI, ext4 and HDFS use it.
+//! CRC32C (Castagnoli, RFC 3720), as iSCSI, ext4 and HDFS use it.
 
 const TABLE: [u32; 256] = table();
 
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_check_values_of_rfc_3720_come_out() {
+    fn checksums_match_rfc_3720() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);

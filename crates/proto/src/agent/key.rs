@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A block's name in HDFS.
+//! Names of HDFS blocks.
 
 use serde::{Deserialize, Serialize};
 
 /// Longest name of a block pool, in bytes.
 pub const MAX_POOL_NAME_BYTES: usize = 128;
 
-/// A finished block as HDFS knows it, with its generation stamp: another stamp is another block.
+/// A finalized HDFS block with its generation stamp. The same block with another stamp is another key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "Wire", into = "Wire")]
 pub struct BlockKey {
@@ -15,10 +15,10 @@ pub struct BlockKey {
     stamp: u64,
 }
 
-/// Why something is no [`BlockKey`].
+/// An invalid block pool name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no name of a block pool: \"BP-\" and up to {MAX_POOL_NAME_BYTES} letters, digits, dots and hyphens in all"
+    "`{0}` is no block pool name: it must begin with \"BP-\" and have at most {MAX_POOL_NAME_BYTES} letters, digits, dots and hyphens"
 )]
 pub struct BadKey(String);
 
@@ -30,7 +30,10 @@ struct Wire {
 }
 
 impl BlockKey {
-    /// A key whose pool is one.
+    /// Makes a key.
+    ///
+    /// # Errors
+    /// [`BadKey`] unless `pool` [is a valid name](Self::is_pool).
     pub fn new(pool: &str, id: i64, stamp: u64) -> Result<Self, BadKey> {
         if !Self::is_pool(pool) {
             return Err(BadKey(pool.chars().take(MAX_POOL_NAME_BYTES).collect()));
@@ -42,7 +45,7 @@ impl BlockKey {
         })
     }
 
-    /// Whether `name` can be a block pool: it becomes a folder's name on both sides.
+    /// Whether `name` is a valid block pool name. Both sides use it as the name of a directory.
     pub fn is_pool(name: &str) -> bool {
         name.len() <= MAX_POOL_NAME_BYTES
             && name.len() > 3
@@ -62,23 +65,23 @@ impl BlockKey {
         self.id
     }
 
-    /// Generation stamp: changes when the block is appended to, truncated or recovered.
+    /// Generation stamp. It changes when the block is appended to, truncated or recovered.
     pub fn stamp(&self) -> u64 {
         self.stamp
     }
 
-    /// Name of the data file in the reader's mount: `blk_7_1001`.
+    /// Name of the data file in the reader's mount, for example `blk_7_1001`.
     pub fn data_name(&self) -> String {
         format!("blk_{}_{}", self.id, self.stamp)
     }
 
-    /// Name of the checksum file in the reader's mount: `blk_7_1001.meta`.
+    /// Name of the checksum file in the reader's mount, for example `blk_7_1001.meta`.
     pub fn meta_name(&self) -> String {
         format!("blk_{}_{}.meta", self.id, self.stamp)
     }
 
-    /// Reads [`BlockKey::data_name`] or [`BlockKey::meta_name`]; the flag is true for the latter.
-    /// A number has one spelling only, so that every name that is found is the block's only one.
+    /// Parses a [`BlockKey::data_name`] (`false`) or a [`BlockKey::meta_name`] (`true`). Each block has exactly one
+    /// name: other spellings of a number are invalid.
     pub fn parse(pool: &str, name: &str) -> Option<(Self, bool)> {
         let (stem, meta) = match name.strip_suffix(".meta") {
             Some(stem) => (stem, true),
@@ -125,7 +128,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_pool_cannot_leave_its_folder() {
+    fn a_pool_name_cannot_leave_its_directory() {
         for bad in ["", "BP-", "..", "BP-a/b", "BP-a b", "x", "BP-\u{e9}"] {
             assert!(BlockKey::new(bad, 1, 1).is_err(), "{bad}");
         }
@@ -135,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn other_spellings_of_a_number_are_no_names() {
+    fn other_spellings_of_a_number_are_invalid() {
         for bad in [
             "blk_01_5",
             "blk_+1_5",
@@ -160,7 +163,7 @@ mod tests {
         }
 
         #[test]
-        fn any_name_is_read_or_refused(name in ".{0,40}") {
+        fn any_name_is_parsed_or_refused(name in ".{0,40}") {
             let _ = BlockKey::parse("BP-1", &name);
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The messages themselves.
+//! The messages.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -13,273 +13,275 @@ pub const MAX_EXTENTS: usize = 16_384;
 /// Most leases in one message.
 pub const MAX_LEASES: usize = 16_384;
 
-/// Longest text, in bytes.
+/// Longest text.
 pub const MAX_TEXT_BYTES: usize = 1024;
 
-/// Bytes that a guest's serial line holds for certain while nobody reads it: its kernel keeps 4095.
+/// Bytes that a guest's serial line holds while its reader does not read. The guest's kernel keeps 4095.
 pub const SERIAL_LINE_BYTES: u32 = 3072;
 
-/// Length of the file that proves a disk, in bytes.
+/// Size of the file that proves a disk.
 pub const PROOF_BYTES: usize = 4096;
 
-/// A file system of the guest; numbered by its agent, for one session.
+/// Number of a file system in the VM, chosen by the agent for one session.
 pub type FsId = u32;
 
-/// A name's number; chosen by the agent, never used twice in a session.
+/// Number of a lease, chosen by the agent and never used twice in a session.
 pub type Lease = u64;
 
-/// A piece of a file on the guest's disk, in bytes. On the wire `[logical, physical, length, zero]`.
+/// A contiguous part of a file on the VM's disk, in bytes. On the wire `[logical, physical, length, zero]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "(u64, u64, u64, bool)", into = "(u64, u64, u64, bool)")]
 pub struct Extent {
-    /// Where it begins in the file.
+    /// Offset in the file.
     pub logical: u64,
-    /// Where it begins on the disk (not on the partition).
+    /// Offset on the disk (not in the partition).
     pub physical: u64,
-    /// How long it is.
+    /// Length.
     pub length: u64,
-    /// Whether it reads as zeros, whatever the disk has there.
+    /// Whether it reads as zeros regardless of the disk's content.
     pub zero: bool,
 }
 
-/// A file's length and where its bytes are; what no extent covers reads as zeros.
+/// A file's size and extents. Bytes outside of all extents read as zeros.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileMap {
-    /// Length of the file, in bytes.
+    /// Size of the file in bytes.
     pub size: u64,
-    /// Sorted by `logical`, not overlapping, at most [`MAX_EXTENTS`].
+    /// Sorted by `logical`, without overlaps, at most [`MAX_EXTENTS`].
     pub extents: Vec<Extent>,
 }
 
-/// A disk as the guest sees it; which one it is on the host is found out by a proof.
+/// A disk as the guest sees it. A proof shows which disk of the host it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskName {
-    /// Kernel's name: `vda`, `sda`, `ubda`.
+    /// Name in the guest's kernel: `vda`, `sda`, `ubda`.
     pub name: String,
-    /// Serial number, if it has one.
+    /// Serial number, if the disk has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
-    /// Length in bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
-/// Bytes, as hexadecimal digits on the wire; at most [`PROOF_BYTES`].
+/// Bytes, at most [`PROOF_BYTES`]; hexadecimal digits on the wire.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Bytes(pub Vec<u8>);
 
 impl Bytes {
-    /// Whether there are none.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// Why a block is withdrawn.
+/// Why the agent withdraws a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WithdrawReason {
-    /// The DataNode deleted it.
+    /// The DataNode deleted the block.
     Deleted,
-    /// It left its folder: trash, `previous`, another volume.
+    /// The block left its directory: for the trash, `previous`, or another volume.
     Moved,
-    /// It was appended to, truncated or recovered: there is a newer generation.
+    /// The block has a newer generation: it was appended to, truncated or recovered.
     Changed,
-    /// Its extents are elsewhere now (defragmentation): it will be named again.
+    /// The file system moved the extents (defragmentation). The agent names the block again.
     Relocated,
-    /// The host did not answer to its name in time.
+    /// The host did not confirm the lease in time.
     Unanswered,
-    /// The file system is frozen, remounted, trimmed or resized.
+    /// The file system was frozen, remounted, trimmed or resized.
     Filesystem,
-    /// The agent ends, or is told to hold nothing.
+    /// The agent stops, or may not hold blocks any more.
     Stopping,
 }
 
-/// What the agent holds.
+/// Counters of the agent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Stats {
-    /// Blocks that are named now.
+    /// Blocks under a lease.
     pub named: u64,
-    /// Blocks seen, but not named yet.
+    /// Known blocks without a lease yet.
     pub waiting: u64,
-    /// Blocks whose withdrawal is not confirmed.
+    /// Blocks whose withdrawal the host has not confirmed.
     pub withdrawing: u64,
-    /// Blocks that it does not name: changed under its hands, refused by a file system or by the host.
+    /// Blocks that the agent does not name: they change, or a file system or the host refused them.
     pub refused: u64,
-    /// Bytes of deleted or replaced files that its links hold back now.
+    /// Bytes of deleted or replaced files that the agent's links keep on the disk.
     pub held_bytes: u64,
-    /// Most of them before it stops naming.
+    /// Limit of `held_bytes` above which the agent stops naming.
     pub held_limit: u64,
-    /// Whether it stopped naming because of that limit.
+    /// Whether the agent stopped naming because of that limit.
     pub full: bool,
-    /// How often the kernel's queue of events overflowed.
+    /// Overflows of the kernel's event queue.
     pub overflows: u64,
-    /// Full scans since its start.
+    /// Full scans since the agent started.
     pub scans: u64,
-    /// Names given since its start.
+    /// Leases given since the agent started.
     pub names: u64,
-    /// Names withdrawn since its start.
+    /// Leases withdrawn since the agent started.
     pub withdrawals: u64,
-    /// Why it may name nothing, one sentence; empty when it may.
+    /// Why the agent may not name blocks, in one sentence; empty when it may.
     pub why: String,
 }
 
-/// Bounds that the host sets; the agent obeys them, and the host enforces them.
+/// Limits that the host sets and enforces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Most blocks named at a time.
+    /// Most blocks under a lease.
     pub blocks: u32,
     /// Most extents of one file, at most [`MAX_EXTENTS`].
     pub extents: u32,
-    /// Most names in a second.
+    /// Most new leases per second.
     pub names_per_s: u32,
 }
 
-/// What an agent says.
+/// A message from the agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FromAgent {
-    /// First message of a session: everything named before is void.
+    /// First message of a session. It voids all earlier leases.
     Hello {
         /// [`super::VERSION`].
         version: u32,
-        /// The program's version.
+        /// Version of the agent.
         agent_version: String,
         /// `/proc/sys/kernel/random/boot_id`.
         boot_id: String,
-        /// Random, new in each hello.
+        /// Session number: random, new in each hello.
         session: u64,
-        /// Bytes that the host may send before the agent has answered a ping behind them: a serial line holds no
-        /// more than [`SERIAL_LINE_BYTES`]. 0: any number.
+        /// Bytes that the host may send before the agent answers a ping behind them; 0 for any number. A serial line
+        /// holds [`SERIAL_LINE_BYTES`].
         #[serde(default)]
         window: u32,
     },
-    /// A small file whose bytes show which of the VM's disks holds a file system.
+    /// A small file whose content shows which of the VM's disks holds a file system.
     Proof {
         /// The file system.
         fs: FsId,
-        /// Where it is mounted in the guest, for people.
+        /// Mount point in the guest, for messages.
         mount: String,
         /// `ext4` or `xfs`.
         kind: String,
-        /// The disk below it.
+        /// The disk of the file system.
         disk: DiskName,
-        /// The file's whole content: [`PROOF_BYTES`] random bytes, synced.
+        /// Content of the file: [`PROOF_BYTES`] random bytes, synced.
         content: Bytes,
-        /// Where they are.
+        /// Extents of the file.
         map: FileMap,
     },
-    /// A finished block and its checksum file.
+    /// A finalized block and its checksum file.
     Name {
-        /// The name's number.
+        /// Number of the lease.
         lease: Lease,
-        /// The file system that holds both.
+        /// File system of both files.
         fs: FsId,
         /// The block.
         key: BlockKey,
-        /// Its data file.
+        /// The block's data file.
         data: FileMap,
-        /// Its checksum file.
+        /// The block's checksum file.
         meta: FileMap,
     },
-    /// These are not to be read any more; waits for [`ToAgent::Withdrawn`].
+    /// The host must stop reading under these leases. It answers with [`ToAgent::Withdrawn`].
     Withdraw {
         /// At most [`MAX_LEASES`].
         leases: Vec<Lease>,
         /// The reason.
         why: WithdrawReason,
     },
-    /// Nothing of a file system is to be read any more. The agent's withdrawals of the single leases
-    /// follow and are confirmed one by one; the host stops reads at this message already. Its proof is
-    /// void, too.
+    /// The host must stop reading from a file system, whose proof is void too. [`FromAgent::Withdraw`] of the single
+    /// leases follows, and the host confirms each of these.
     WithdrawAll {
         /// The file system.
         fs: FsId,
         /// The reason.
         why: WithdrawReason,
     },
-    /// Every few seconds.
+    /// The agent's counters, every few seconds.
     Stats(Stats),
     /// Answer to a [`ToAgent::Ping`].
     Pong {
         /// As in the ping.
         n: u64,
     },
-    /// Of a file that the host is to send.
+    /// A message about a pipe.
     Pipe(PipeRequest),
 }
 
-/// What the host says.
+/// A message from the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToAgent {
-    /// A new host end: say hello.
+    /// The host started and expects a hello.
     #[serde(rename = "hail")]
     HelloRequest {
         /// [`super::VERSION`].
         version: u32,
     },
-    /// Answer to a hello, after everything named before has ended: links of a dead agent may go.
+    /// Answer to a hello. All earlier leases have ended, and the agent may remove links of a former agent.
     Welcome {
         /// [`super::VERSION`].
         version: u32,
         /// As in the hello.
         session: u64,
-        /// The host's number for this session.
+        /// The host's number of this session.
         epoch: u64,
-        /// Bounds for it.
+        /// Limits of this session.
         limits: Limits,
     },
-    /// The disk is found: blocks of this file system may be named.
+    /// The host found the disk: the agent may name blocks of this file system.
     ProofOk {
         /// The file system.
         fs: FsId,
     },
-    /// The disk is not found; a proof may be tried again later.
+    /// The host did not find the disk. The agent may try again later.
     ProofBad {
         /// The file system.
         fs: FsId,
         /// One sentence.
         why: String,
     },
-    /// The disk images changed: prove this file system again. Its names are void until then, and are
-    /// to be withdrawn and given again.
+    /// The disk images changed. The leases of this file system are void: the agent withdraws them, proves the file
+    /// system again and names its blocks again.
     ProveAgain {
         /// The file system.
         fs: FsId,
     },
-    /// A name is in use.
+    /// The host accepted a lease.
     Named {
-        /// Its number.
+        /// Number of the lease.
         lease: Lease,
     },
-    /// A name is not accepted, and no read uses it.
+    /// The host refused a lease; no read uses it.
     Refused {
-        /// Its number.
+        /// Number of the lease.
         lease: Lease,
         /// One sentence.
         why: String,
     },
-    /// No read uses these any more, and none will: their extents may be freed.
+    /// No read uses these leases any more: their extents may be freed.
     Withdrawn {
-        /// At most [`MAX_LEASES`]; unknown ones are confirmed, too.
+        /// At most [`MAX_LEASES`], unknown ones included.
         leases: Vec<Lease>,
     },
-    /// Are you there?
+    /// The agent answers with [`FromAgent::Pong`].
     Ping {
-        /// For the answer.
+        /// Number for the answer.
         n: u64,
-        /// Session that the host is in, 0 for none.
+        /// Session of the host, 0 for none.
         session: u64,
     },
-    /// Of a file that the host sends.
+    /// A message about a pipe.
     Pipe(PipeReply),
 }
 
-/// A message that can be framed.
+/// A message that fits into a frame.
 pub trait Message: Serialize + DeserializeOwned {
-    /// Whether all parts are within the limits; else which is not.
+    /// Checks the limits of all parts.
+    ///
+    /// # Errors
+    /// Which limit is exceeded.
     fn check(&self) -> Result<(), &'static str>;
 }
 
@@ -290,7 +292,7 @@ impl Message for FromAgent {
                 agent_version,
                 boot_id,
                 ..
-            } => texts(&[agent_version, boot_id]),
+            } => check_texts(&[agent_version, boot_id]),
             Self::Proof {
                 mount,
                 kind,
@@ -299,16 +301,16 @@ impl Message for FromAgent {
                 map,
                 ..
             } => {
-                texts(&[mount, kind, &disk.name])?;
-                texts(disk.serial.as_ref().as_slice())?;
+                check_texts(&[mount, kind, &disk.name])?;
+                check_texts(disk.serial.as_ref().as_slice())?;
                 if content.0.len() != PROOF_BYTES {
-                    return Err("a proof of another length");
+                    return Err("a proof of the wrong length");
                 }
                 map.check()
             }
             Self::Name { data, meta, .. } => data.check().and(meta.check()),
-            Self::Withdraw { leases, .. } => few(leases),
-            Self::Stats(stats) => texts(&[&stats.why]),
+            Self::Withdraw { leases, .. } => check_lease_count(leases),
+            Self::Stats(stats) => check_texts(&[&stats.why]),
             Self::WithdrawAll { .. } | Self::Pong { .. } => Ok(()),
             Self::Pipe(message) => message.check(),
         }
@@ -318,8 +320,8 @@ impl Message for FromAgent {
 impl Message for ToAgent {
     fn check(&self) -> Result<(), &'static str> {
         match self {
-            Self::ProofBad { why, .. } | Self::Refused { why, .. } => texts(&[why]),
-            Self::Withdrawn { leases } => few(leases),
+            Self::ProofBad { why, .. } | Self::Refused { why, .. } => check_texts(&[why]),
+            Self::Withdrawn { leases } => check_lease_count(leases),
             Self::Pipe(message) => message.check(),
             _ => Ok(()),
         }
@@ -327,7 +329,7 @@ impl Message for ToAgent {
 }
 
 impl FileMap {
-    /// Only the count is bounded here; whether the extents make sense is judged with the disk at hand.
+    /// Checks the count only. The host checks the extents themselves against the disk.
     fn check(&self) -> Result<(), &'static str> {
         if self.extents.len() > MAX_EXTENTS {
             return Err("too many extents");
@@ -336,7 +338,7 @@ impl FileMap {
     }
 }
 
-/// A text cut to [`MAX_TEXT_BYTES`] bytes, at a whole character.
+/// Cuts a text to [`MAX_TEXT_BYTES`] bytes at a character boundary.
 pub fn truncate_text(mut text: String) -> String {
     let mut end = text.len().min(MAX_TEXT_BYTES);
     while !text.is_char_boundary(end) {
@@ -346,14 +348,14 @@ pub fn truncate_text(mut text: String) -> String {
     text
 }
 
-fn texts(all: &[&String]) -> Result<(), &'static str> {
+fn check_texts(all: &[&String]) -> Result<(), &'static str> {
     if all.iter().any(|text| text.len() > MAX_TEXT_BYTES) {
         return Err("a text is too long");
     }
     Ok(())
 }
 
-fn few(leases: &[Lease]) -> Result<(), &'static str> {
+fn check_lease_count(leases: &[Lease]) -> Result<(), &'static str> {
     if leases.len() > MAX_LEASES {
         return Err("too many leases");
     }
@@ -443,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_found() {
+    fn oversized_messages_are_refused() {
         let many = FileMap {
             size: 0,
             extents: vec![(0, 0, 0, true).into(); MAX_EXTENTS + 1],
@@ -469,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_none_are_refused() {
+    fn invalid_hexadecimal_digits_are_refused() {
         for bad in ["\"0\"", "\"0g\"", "\"\u{e9}\"", "1"] {
             assert!(serde_json::from_str::<Bytes>(bad).is_err(), "{bad}");
         }

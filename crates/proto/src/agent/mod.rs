@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Messages between a guest's agent and its worker on the host.
+//! Messages between a VM's agent and its worker on the host.
 //!
-//! They travel over one byte stream: a serial line, a virtio-serial port or vsock. A serial line knows
-//! no connections and can lose bytes, so the stream is cut into frames that can be found again:
+//! They travel over one byte stream: a serial line, a virtio-serial port or vsock. A serial line has no connections
+//! and can lose bytes. So each message is a frame that the reader can find in the middle of a stream:
 //!
 //! | bytes | content |
 //! |---|---|
@@ -11,23 +11,24 @@
 //! | 4 | CRC32C of the payload, little endian |
 //! | n | one message as JSON: [`FromAgent`] or [`ToAgent`] |
 //!
-//! # Course of a conversation
+//! # Course of a session
 //!
-//! 1. The agent says [`FromAgent::Hello`] with a session number of its own, and says it again with a
-//!    new number until a [`ToAgent::Welcome`] repeats the number of the *last* one. Before the host
-//!    sends it, it has ended everything that was named before: no read uses an older lease any more.
+//! 1. The agent sends [`FromAgent::Hello`] with a new session number, and repeats it with another new number until a
+//!    [`ToAgent::Welcome`] has the number of the *last* one. Before the host sends the welcome it ends all reads
+//!    under leases of older sessions.
 //! 2. For each file system the agent proves which disk holds it ([`FromAgent::Proof`]).
-//! 3. Then it names blocks under leases ([`FromAgent::Name`]), numbered by it and never used twice in
-//!    a session, and withdraws them ([`FromAgent::Withdraw`]). Only after [`ToAgent::Withdrawn`], or
-//!    the welcome of a newer session, may the blocks' extents be freed.
-//! 4. The host sends [`ToAgent::HelloRequest`] when it starts anew, and [`ToAgent::Ping`] every few seconds:
-//!    an agent that is hailed, or reads a session in a ping that is not its own, begins at 1.
+//! 3. The agent names blocks under leases ([`FromAgent::Name`]). It numbers the leases and never uses a number twice
+//!    in a session. It withdraws leases with [`FromAgent::Withdraw`]. The extents of a block may be freed only after
+//!    [`ToAgent::Withdrawn`], or after the welcome of a newer session.
+//! 4. The host sends [`ToAgent::HelloRequest`] when it starts, and [`ToAgent::Ping`] every few seconds. An agent that
+//!    receives a hello request, or a ping with another session than its own, starts again at 1.
 //!
-//! A guest's serial line hangs when more arrives than it holds, so the host sends no more than the window of
-//! the hello until a ping behind it was answered, and before the first hello no more than [`SERIAL_LINE_BYTES`].
+//! A guest's serial line hangs when more bytes arrive than it can hold. So the host sends at most the hello's
+//! `window` of bytes until the agent has answered a ping behind them, and at most [`SERIAL_LINE_BYTES`] before the
+//! first hello.
 //!
-//! Frames can get lost: the agent repeats a withdrawal until it is confirmed, and the host confirms
-//! leases that it does not know. Whatever the host reads before the first hello, it drops.
+//! Frames can be lost. The agent repeats a withdrawal until the host confirms it, and the host confirms unknown
+//! leases too. The host drops all messages before the first hello.
 
 mod crc;
 mod key;
@@ -45,14 +46,14 @@ pub use message::{
 pub use reader::{BadMessage, FrameReader};
 pub use writer::{FrameWriter, SendError, encode};
 
-/// Version of the messages; an agent and a host that do not agree do not talk.
+/// Version of the messages. Agent and host must have the same.
 pub const VERSION: u32 = 1;
 
-/// Start of a frame.
+/// First bytes of a frame.
 pub const MAGIC: [u8; 4] = *b"VIO1";
 
-/// Bytes before the payload.
+/// Size of a frame's header.
 pub const HEADER_BYTES: usize = 12;
 
-/// Longest payload, in bytes.
+/// Longest payload.
 pub const MAX_PAYLOAD_BYTES: usize = 1 << 20;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Frames to messages, from a stream that can lose bytes and from a sender that is not trusted.
+//! Reads messages from a byte stream that can lose bytes and whose sender is not trusted.
 
 use std::io::{ErrorKind, Read};
 
@@ -7,66 +7,69 @@ use super::crc::crc32c;
 use super::message::Message;
 use super::{HEADER_BYTES, MAGIC, MAX_PAYLOAD_BYTES};
 
-/// A frame whose bytes arrived, but which is no message.
+/// A complete frame without a valid message.
 #[derive(Debug, thiserror::Error)]
 pub enum BadMessage {
-    /// Not JSON, or not one of the messages.
-    #[error("a frame holds no message that is known here")]
+    /// The payload is not JSON, or an unknown message.
+    #[error("a frame holds an unknown message")]
     Unknown(#[source] serde_json::Error),
-    /// Beyond a limit of [`Message::check`].
-    #[error("a message breaks a limit: {0}")]
+    /// The message exceeds a limit of [`Message::check`].
+    #[error("a message exceeds a limit: {0}")]
     Limit(&'static str),
 }
 
 /// Finds frames in a stream of bytes.
 ///
-/// Never holds more than one frame and one read. Bytes between frames, and frames that are cut short,
-/// are skipped: JSON has no bytes below 0x20, and every header has one, so a header inside a payload
-/// is found as soon as it arrives and ends the broken frame before it.
+/// It holds at most one frame and one read. It skips bytes between frames and truncated frames. JSON has no bytes
+/// below 0x20 and every header has one, so the reader finds a header inside a payload as soon as it arrives, and
+/// drops the broken frame before it.
 #[derive(Debug, Default)]
 pub struct FrameReader {
     bytes: Vec<u8>,
-    /// Start of what is not consumed yet.
+    /// Start of the bytes that are not consumed yet.
     start: usize,
-    /// Payload bytes of the current frame that were looked at already.
+    /// Payload bytes of the current frame that were checked already.
     clean: usize,
     skipped: u64,
 }
 
-/// Bytes taken from a stream at once.
-const READ: usize = 64 << 10;
+/// Bytes of one read.
+const READ_BYTES: usize = 64 << 10;
 
 impl FrameReader {
-    /// An empty one.
+    /// An empty reader.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Bytes skipped since its start, because they belonged to no whole frame.
+    /// Bytes that belonged to no complete frame, since the reader was made.
     pub fn skipped(&self) -> u64 {
         self.skipped
     }
 
-    /// Forgets a frame that has begun: the stream was replaced.
+    /// Drops a partial frame: the stream was replaced.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.start = 0;
         self.clean = 0;
     }
 
-    /// Takes bytes that were read elsewhere. Call [`FrameReader::next`] until it has none before more
-    /// come, else they pile up.
+    /// Appends bytes that the caller read. Call [`FrameReader::next`] until it returns `None` before the next call,
+    /// otherwise the bytes pile up.
     pub fn push(&mut self, bytes: &[u8]) {
         self.compact();
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Reads once; how many bytes came, 0 at the end of the stream. `None` when the stream has nothing
-    /// now and does not block.
+    /// Reads once from the stream. Returns the number of bytes, 0 at the end of the stream, `None` when a
+    /// non-blocking stream has nothing now.
+    ///
+    /// # Errors
+    /// Those of `read`, except `EINTR` and `EWOULDBLOCK`.
     pub fn fill(&mut self, stream: &mut impl Read) -> std::io::Result<Option<usize>> {
         self.compact();
         let old = self.bytes.len();
-        self.bytes.resize(old + READ, 0);
+        self.bytes.resize(old + READ_BYTES, 0);
         let read = loop {
             match stream.read(&mut self.bytes[old..]) {
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -81,10 +84,10 @@ impl FrameReader {
         }
     }
 
-    /// The next message that has arrived whole.
+    /// The next complete message.
     #[allow(
         clippy::should_implement_trait,
-        reason = "the caller names the message's type, and may fill in between"
+        reason = "the caller names the message's type and may call `fill` in between"
     )]
     pub fn next<M: Message>(&mut self) -> Option<Result<M, BadMessage>> {
         let (from, to) = self.frame()?;
@@ -96,7 +99,10 @@ impl FrameReader {
         Some(message)
     }
 
-    /// Reads until a message is there, from a stream that blocks; `None` at its end.
+    /// Reads from a blocking stream until a message is complete. Returns `None` at the end of the stream.
+    ///
+    /// # Errors
+    /// Those of [`FrameReader::fill`].
     pub fn wait<M: Message>(
         &mut self,
         stream: &mut impl Read,
@@ -113,13 +119,13 @@ impl FrameReader {
         }
     }
 
-    /// Bounds of the next whole payload.
+    /// Bounds of the next complete payload.
     fn frame(&mut self) -> Option<(usize, usize)> {
         loop {
             self.seek();
             let rest = &self.bytes[self.start..];
             let header = rest.first_chunk::<HEADER_BYTES>()?;
-            let length = word(header, 4) as usize;
+            let length = u32_at(header, 4) as usize;
             if length > MAX_PAYLOAD_BYTES {
                 self.skip(1);
                 continue;
@@ -133,7 +139,7 @@ impl FrameReader {
             if here.len() < length {
                 return None;
             }
-            if crc32c(here) != word(header, 8) {
+            if crc32c(here) != u32_at(header, 8) {
                 self.skip(1);
                 continue;
             }
@@ -142,7 +148,7 @@ impl FrameReader {
         }
     }
 
-    /// Goes to the next thing that is a magic, as far as it has arrived.
+    /// Skips to the next magic, or to the beginning of one at the end of the buffer.
     fn seek(&mut self) {
         let rest = &self.bytes[self.start..];
         let at = (0..rest.len())
@@ -165,14 +171,14 @@ impl FrameReader {
     fn compact(&mut self) {
         self.bytes.drain(..self.start);
         self.start = 0;
-        // a frame of full length must not stay allocated for ever
-        if self.bytes.capacity() > 4 * READ && self.bytes.len() < READ {
-            self.bytes.shrink_to(2 * READ);
+        // release the memory of a long frame
+        if self.bytes.capacity() > 4 * READ_BYTES && self.bytes.len() < READ_BYTES {
+            self.bytes.shrink_to(2 * READ_BYTES);
         }
     }
 }
 
-fn word(header: &[u8; HEADER_BYTES], at: usize) -> u32 {
+fn u32_at(header: &[u8; HEADER_BYTES], at: usize) -> u32 {
     u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
 }
 
@@ -209,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_was_cut_short_ends_with_the_next_header() {
+    fn a_truncated_frame_ends_at_the_next_header() {
         let mut reader = FrameReader::new();
         let mut cut = raw(&vec![b' '; MAX_PAYLOAD_BYTES]);
         cut.truncate(5000);
@@ -221,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_beyond_the_limit_is_no_frame() {
+    fn a_length_above_the_limit_is_skipped() {
         let mut reader = FrameReader::new();
         let mut long = MAGIC.to_vec();
         long.extend((MAX_PAYLOAD_BYTES as u32 + 1).to_le_bytes());
@@ -232,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flipped_bit_costs_one_frame() {
+    fn a_flipped_bit_loses_one_frame() {
         let mut reader = FrameReader::new();
         let mut broken = frame(1);
         *broken.last_mut().unwrap() ^= 1;
@@ -242,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_is_no_message_is_reported_and_left_behind() {
+    fn a_frame_without_a_message_is_reported_and_skipped() {
         let mut reader = FrameReader::new();
         for payload in [&b"[1]"[..], b"{\"ping\":", b"", b"\"\xff\""] {
             reader.push(&raw(payload));
@@ -256,23 +262,23 @@ mod tests {
     }
 
     #[test]
-    fn memory_stays_within_a_frame_and_a_read() {
+    fn memory_is_bounded_by_a_frame_and_a_read() {
         let mut reader = FrameReader::new();
         let mut endless = raw(&vec![b'['; MAX_PAYLOAD_BYTES]);
         endless.extend(raw(&vec![b'['; MAX_PAYLOAD_BYTES]));
         let mut stream = endless.as_slice();
         while reader.fill(&mut stream).unwrap() != Some(0) {
             while reader.next::<ToAgent>().is_some() {}
-            assert!(reader.bytes.len() <= HEADER_BYTES + MAX_PAYLOAD_BYTES + READ);
+            assert!(reader.bytes.len() <= HEADER_BYTES + MAX_PAYLOAD_BYTES + READ_BYTES);
         }
         reader.push(&frame(1));
         assert_eq!(drain(&mut reader), [1]);
         reader.push(b"");
-        assert!(reader.bytes.capacity() <= 4 * READ);
+        assert!(reader.bytes.capacity() <= 4 * READ_BYTES);
     }
 
     #[test]
-    fn the_end_of_a_stream_is_told() {
+    fn the_end_of_a_stream_is_reported() {
         let mut reader = FrameReader::new();
         let bytes = frame(4);
         let mut stream = bytes.as_slice();
@@ -329,8 +335,8 @@ mod tests {
                 reader.push(piece);
                 seen.extend(drain(&mut reader));
             }
-            // a frame right behind one that lost part of its header can be taken for its payload's
-            // bytes only until the CRC: none is invented, and none without a cut before it is lost
+            // a frame right behind one that lost part of its header can be taken for its payload's bytes only until
+            // the CRC: none is invented, and none without a cut before it is lost
             prop_assert!(seen.iter().all(|n| whole.contains(n)));
             prop_assert_eq!(seen, whole);
         }

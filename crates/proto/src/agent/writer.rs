@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Messages to frames.
+//! Writes messages as frames.
 
 use std::io::{ErrorKind, Write};
 
@@ -7,39 +7,42 @@ use super::crc::crc32c;
 use super::message::Message;
 use super::{HEADER_BYTES, MAGIC, MAX_PAYLOAD_BYTES};
 
-/// Why a message is not sent.
+/// Why a message was not sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
-    /// It does not fit into a frame, or breaks a limit of [`Message::check`].
-    #[error("a message is too long for a frame: {0}")]
+    /// The message does not fit into a frame, or exceeds a limit of [`Message::check`].
+    #[error("a message does not fit into a frame: {0}")]
     TooLong(&'static str),
-    /// The other side does not read.
-    #[error("{0} bytes wait to be sent already")]
+    /// The peer does not read.
+    #[error("{0} bytes of earlier messages wait to be sent")]
     QueueFull(usize),
 }
 
-/// The frame of a message.
+/// Makes the frame of a message.
+///
+/// # Errors
+/// [`SendError::TooLong`].
 pub fn encode<M: Message>(message: &M) -> Result<Vec<u8>, SendError> {
     let mut frame = Vec::new();
     append(&mut frame, message)?;
     Ok(frame)
 }
 
-/// Puts the frame of a message behind what is there; whole or not at all.
+/// Appends the frame of a message to `bytes`, completely or not at all.
 fn append<M: Message>(bytes: &mut Vec<u8>, message: &M) -> Result<(), SendError> {
     message.check().map_err(SendError::TooLong)?;
     let begin = bytes.len();
     bytes.resize(begin + HEADER_BYTES, 0);
     let written = serde_json::to_writer(&mut *bytes, message);
     let length = bytes.len() - begin - HEADER_BYTES;
-    let wrong = match written {
-        Err(_) => Some("it is no JSON message"),
+    let error = match written {
+        Err(_) => Some("it cannot be written as JSON"),
         Ok(()) if length > MAX_PAYLOAD_BYTES => Some("more than a MiB"),
         Ok(()) => None,
     };
-    if let Some(wrong) = wrong {
+    if let Some(error) = error {
         bytes.truncate(begin);
-        return Err(SendError::TooLong(wrong));
+        return Err(SendError::TooLong(error));
     }
     let frame = &mut bytes[begin..];
     let crc = crc32c(&frame[HEADER_BYTES..]);
@@ -49,7 +52,7 @@ fn append<M: Message>(bytes: &mut Vec<u8>, message: &M) -> Result<(), SendError>
     Ok(())
 }
 
-/// Frames on their way to a stream that may not block.
+/// Queue of frames for a stream that may not block.
 #[derive(Debug)]
 pub struct FrameWriter {
     waiting: Vec<u8>,
@@ -58,7 +61,7 @@ pub struct FrameWriter {
 }
 
 impl FrameWriter {
-    /// A writer that keeps at most `limit` bytes waiting, and one frame when nothing waits.
+    /// A writer that queues at most `limit` bytes. One frame always fits into an empty queue.
     pub fn new(limit: usize) -> Self {
         Self {
             waiting: Vec::new(),
@@ -67,12 +70,15 @@ impl FrameWriter {
         }
     }
 
-    /// Puts a message behind the others; whole or not at all.
+    /// Queues a message, completely or not at all.
+    ///
+    /// # Errors
+    /// [`SendError`].
     pub fn push<M: Message>(&mut self, message: &M) -> Result<(), SendError> {
         let waiting = self.waiting();
         self.waiting.drain(..self.sent);
         self.sent = 0;
-        // in place: memory that comes and goes with each message costs system calls
+        // write in place: allocating memory for each message costs system calls
         append(&mut self.waiting, message)?;
         if waiting > 0 && self.waiting.len() > self.limit {
             self.waiting.truncate(waiting);
@@ -81,18 +87,21 @@ impl FrameWriter {
         Ok(())
     }
 
-    /// Bytes that wait.
+    /// Bytes in the queue.
     pub fn waiting(&self) -> usize {
         self.waiting.len() - self.sent
     }
 
-    /// Forgets what waits: the stream was replaced.
+    /// Drops the queue: the stream was replaced.
     pub fn clear(&mut self) {
         self.waiting.clear();
         self.sent = 0;
     }
 
-    /// Writes as much as the stream takes; true when nothing waits any more.
+    /// Writes as much as the stream accepts. Returns true when the queue is empty.
+    ///
+    /// # Errors
+    /// Those of `write`, except `EINTR` and `EWOULDBLOCK`.
     pub fn flush(&mut self, stream: &mut impl Write) -> std::io::Result<bool> {
         while self.sent < self.waiting.len() {
             match stream.write(&self.waiting[self.sent..]) {
@@ -113,7 +122,7 @@ mod tests {
     use super::*;
     use crate::agent::{BlockKey, FileMap, FrameReader, FromAgent, MAX_EXTENTS, ToAgent};
 
-    /// Takes a few bytes at a time and then blocks.
+    /// Accepts a few bytes at a time and then blocks.
     struct Slow(Vec<u8>, usize);
 
     impl Write for Slow {
@@ -154,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded() {
+    fn the_queue_is_bounded() {
         let mut writer = FrameWriter::new(50);
         let ping = ToAgent::Ping { n: 1, session: 0 };
         writer.push(&ping).unwrap();
@@ -166,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_too_many_far_pieces_fits_no_frame() {
+    fn a_file_with_too_many_extents_does_not_fit() {
         let far = FileMap {
             size: u64::MAX,
             extents: vec![(u64::MAX, u64::MAX, u64::MAX, false).into(); MAX_EXTENTS],
@@ -182,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_of_many_pieces_on_a_large_disk_fits() {
+    fn a_block_with_many_extents_fits() {
         let extents = (0..MAX_EXTENTS as u64)
             .map(|i| (i * 4096, (16 << 40) + i * 8192, 4096, false).into())
             .collect();

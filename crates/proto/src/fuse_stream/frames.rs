@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes to frames, from a sender that is not trusted.
+//! Finds frames in a byte stream whose sender is not trusted.
 
 use std::io::{self, ErrorKind, Read};
 
 use super::{FrameKind, HEADER_BYTES, MAGIC, TRAILER_BYTES};
 
-/// Bytes beyond the longest frame that are read ahead.
-const AHEAD: usize = 64 << 10;
-/// Longest frame of the hand-shake is far below this.
-const LEAST: usize = 1024;
+/// Bytes of read-ahead beyond the longest frame.
+const READ_AHEAD_BYTES: usize = 64 << 10;
+/// Smallest payload buffer; frames of the handshake are far shorter.
+const MIN_PAYLOAD_BUFFER_BYTES: usize = 1024;
 
-/// Bytes that are no frame, or none that is allowed now. The stream is of use again after [`FrameReader::skip`].
+/// Invalid bytes. The stream is usable again after [`FrameReader::skip`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// Not the begin of a frame.
-    #[error("bytes that begin no frame")]
-    Header,
-    /// A frame that has no place here.
-    #[error("a frame of kind {0:?} that has no place here")]
-    Place(FrameKind),
-    /// Longer than such a frame may be.
-    #[error("a frame of {0} bytes, which is too long")]
-    Long(usize),
-    /// Cut short.
-    #[error("a frame that was cut short")]
-    Cut,
+    /// Bytes that do not begin a frame.
+    #[error("bytes that do not begin a frame")]
+    BadHeader,
+    /// A frame that is not valid now.
+    #[error("a frame of type {0:?}, which is not valid now")]
+    Unexpected(FrameKind),
+    /// A frame above the limit of its type.
+    #[error("a frame with a payload of {0} bytes, which is above the limit of its type")]
+    TooLong(usize),
+    /// A truncated frame.
+    #[error("a truncated frame")]
+    Truncated,
 }
 
-/// A whole frame.
+/// A complete frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// What it is.
+    /// Its type.
     pub kind: FrameKind,
     /// Its session.
     pub session: u64,
@@ -38,20 +38,20 @@ pub struct Frame<'a> {
     pub payload: &'a [u8],
 }
 
-/// Finds frames. Holds at most one longest frame and some bytes.
+/// Finds frames. It holds at most one frame of the largest size and some read-ahead.
 #[derive(Debug)]
 pub struct FrameReader {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
-    /// Kinds that this side hears.
-    hears: &'static [FrameKind],
-    /// The length of the frame that [`FrameReader::next`] gave, to be dropped before the next one.
-    given: usize,
+    /// Frame types that this side accepts.
+    accepted: &'static [FrameKind],
+    /// Length of the frame that [`FrameReader::next`] returned last. The next call drops it.
+    returned: usize,
 }
 
 impl FrameReader {
-    /// What an agent hears.
+    /// A reader of a worker's stream, for the agent.
     #[must_use]
     pub fn from_worker() -> Self {
         Self::new(&[
@@ -63,7 +63,7 @@ impl FrameReader {
         ])
     }
 
-    /// What a worker hears.
+    /// A reader of an agent's stream, for the worker.
     #[must_use]
     pub fn from_agent() -> Self {
         Self::new(&[
@@ -74,31 +74,37 @@ impl FrameReader {
         ])
     }
 
-    fn new(hears: &'static [FrameKind]) -> Self {
-        let most = hears
+    fn new(accepted: &'static [FrameKind]) -> Self {
+        let max_payload = accepted
             .iter()
             .map(|k| k.max_payload_bytes())
             .max()
             .unwrap_or(0);
         Self {
-            bytes: vec![0; most.max(LEAST) + HEADER_BYTES + TRAILER_BYTES + AHEAD],
+            bytes: vec![
+                0;
+                max_payload.max(MIN_PAYLOAD_BUFFER_BYTES)
+                    + HEADER_BYTES
+                    + TRAILER_BYTES
+                    + READ_AHEAD_BYTES
+            ],
             start: 0,
             end: 0,
-            hears,
-            given: 0,
+            accepted,
+            returned: 0,
         }
     }
 
-    /// Takes what a stream has, by one call of `read`: how many bytes, 0 at its end, `None` when there is
-    /// nothing now. Call [`FrameReader::next`] until it has none before the next one.
+    /// Reads once from a stream. Returns the number of bytes, 0 at the end of the stream, `None` when a non-blocking
+    /// stream has nothing now. Call [`FrameReader::next`] until it returns `None` before the next call.
     ///
     /// # Errors
-    /// Those of `read`.
+    /// Those of `read`, except `EINTR` and `EWOULDBLOCK`.
     pub fn fill(&mut self, from: &mut impl Read) -> io::Result<Option<usize>> {
-        self.settle();
+        self.drop_returned();
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
-        } else if self.bytes.len() - self.end < AHEAD {
+        } else if self.bytes.len() - self.end < READ_AHEAD_BYTES {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
@@ -115,34 +121,34 @@ impl FrameReader {
         }
     }
 
-    /// Whether a frame has begun and not ended.
+    /// Whether the reader holds a partial frame.
     #[must_use]
     pub fn is_partial(&self) -> bool {
-        self.start + self.given < self.end
+        self.start + self.returned < self.end
     }
 
-    /// The next whole frame, if it has arrived. Outside of a session (`greeting`) only frames of the
-    /// hand-shake are heard, so that no bytes make this side wait for a long one.
+    /// The next complete frame. During the handshake (`handshake`) only its frames are valid, so that no sender makes
+    /// this side wait for a long frame.
     ///
     /// # Errors
     /// [`FrameError`], and again until [`FrameReader::skip`] is called.
-    pub fn next(&mut self, greeting: bool) -> Result<Option<Frame<'_>>, FrameError> {
-        self.settle();
+    pub fn next(&mut self, handshake: bool) -> Result<Option<Frame<'_>>, FrameError> {
+        self.drop_returned();
         let bytes = &self.bytes[self.start..self.end];
-        // What cannot become a frame is told as soon as it shows.
+        // report invalid bytes as soon as they arrive
         let shown = bytes.len().min(MAGIC.len());
         if bytes[..shown] != MAGIC[..shown] {
-            return Err(FrameError::Header);
+            return Err(FrameError::BadHeader);
         }
         let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else {
             return Ok(None);
         };
-        let kind = FrameKind::of(header[4]).ok_or(FrameError::Header)?;
+        let kind = FrameKind::of(header[4]).ok_or(FrameError::BadHeader)?;
         if header[5..8] != [0; 3] {
-            return Err(FrameError::Header);
+            return Err(FrameError::BadHeader);
         }
-        if !self.hears.contains(&kind) || (greeting && !kind.is_handshake()) {
-            return Err(FrameError::Place(kind));
+        if !self.accepted.contains(&kind) || (handshake && !kind.is_handshake()) {
+            return Err(FrameError::Unexpected(kind));
         }
         let number = |at: usize| -> u64 {
             let field = header[at..].iter().take(8);
@@ -151,16 +157,16 @@ impl FrameReader {
         let length = (number(8) & 0xffff_ffff) as usize;
         let session = number(12);
         if length > kind.max_payload_bytes() {
-            return Err(FrameError::Long(length));
+            return Err(FrameError::TooLong(length));
         }
         let whole = HEADER_BYTES + length + TRAILER_BYTES;
         if bytes.len() < whole {
             return Ok(None);
         }
         if bytes[HEADER_BYTES + length..whole] != super::trailer(session) {
-            return Err(FrameError::Cut);
+            return Err(FrameError::Truncated);
         }
-        self.given = whole;
+        self.returned = whole;
         Ok(Some(Frame {
             kind,
             session,
@@ -168,9 +174,9 @@ impl FrameReader {
         }))
     }
 
-    /// Goes on to the next bytes that may begin a frame.
+    /// Skips to the next bytes that may begin a frame.
     pub fn skip(&mut self) {
-        self.settle();
+        self.drop_returned();
         self.start = (self.start + 1).min(self.end);
         let bytes = &self.bytes[self.start..self.end];
         let begins = |at: &usize| {
@@ -181,13 +187,13 @@ impl FrameReader {
         self.start += next;
     }
 
-    /// Forgets everything: the stream was replaced.
+    /// Drops all bytes: the stream was replaced.
     pub fn clear(&mut self) {
-        (self.start, self.end, self.given) = (0, 0, 0);
+        (self.start, self.end, self.returned) = (0, 0, 0);
     }
 
-    fn settle(&mut self) {
-        self.start += self.given;
-        self.given = 0;
+    fn drop_returned(&mut self) {
+        self.start += self.returned;
+        self.returned = 0;
     }
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! FUSE over a byte stream, between `viola-agent` in a reading VM and that VM's reader worker.
 //!
-//! A frame is a header of [`HEADER_BYTES`] bytes, a payload and a trailer of [`TRAILER_BYTES`] bytes, all numbers
-//! little endian:
+//! A frame has a header of [`HEADER_BYTES`], a payload and a trailer of [`TRAILER_BYTES`]. All numbers are little
+//! endian:
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
 //! | 4 | [`MAGIC`] |
 //! | 1 | [`FrameKind`] |
@@ -12,47 +12,47 @@
 //! | 4 | length of the payload, at most [`FrameKind::max_payload_bytes`] |
 //! | 8 | session |
 //! | n | payload |
-//! | 8 | the session's bits, all turned over |
+//! | 8 | bitwise complement of the session |
 //!
-//! A virtio-serial port has no connections: whichever side starts anew finds the rest of somebody else's
-//! frame in it. So a session is a random number; what is of another one is not heard, and a frame that
-//! was cut short by the end of its writer never gets that writer's trailer, whatever comes after it.
+//! A virtio-serial port has no connections: a side that starts finds the rest of a former writer's frame in the port.
+//! Therefore sessions have random numbers and each side drops frames of other sessions. A frame that its writer did
+//! not finish never gets that writer's trailer, whatever bytes follow.
 //!
-//! | who | says | which means |
+//! | sender | frame | meaning |
 //! |---|---|---|
-//! | agent | [`FrameKind::Probe`] | is there somebody; repeated until there is |
-//! | worker | [`FrameKind::Challenge`], with a nonce as session | nothing that was before holds any more |
-//! | agent | [`FrameKind::Hello`], with that nonce as session, and [`Hello`] | a new session, for this mount |
-//! | worker | [`FrameKind::Welcome`] in the new session | one byte: 1 if it still knows what the mount's kernel was told |
-//! | | or [`FrameKind::Refused`], with that nonce | one sentence; nothing comes of it |
-//! | agent | [`FrameKind::Request`] | a FUSE message as the kernel gave it |
-//! | worker | [`FrameKind::Reply`] | a FUSE message for the kernel; in any order |
-//! | agent, worker | [`FrameKind::Ping`], [`FrameKind::Pong`] | the worker hears |
+//! | agent | [`FrameKind::Probe`] | asks whether a worker is there; repeated until one answers |
+//! | worker | [`FrameKind::Challenge`], with a nonce as session | voids all earlier frames |
+//! | agent | [`FrameKind::Hello`], with that nonce as session, and [`Hello`] | asks for a new session, for this mount |
+//! | worker | [`FrameKind::Welcome`] in the new session | opens it; one byte: 1 if the worker still has the state of the mount's kernel |
+//! | worker | or [`FrameKind::Refused`], with that nonce | refuses it; one sentence |
+//! | agent | [`FrameKind::Request`] | a FUSE request of the kernel |
+//! | worker | [`FrameKind::Reply`] | a FUSE reply for the kernel; replies come in any order |
+//! | agent, worker | [`FrameKind::Ping`], [`FrameKind::Pong`] | the worker is alive |
 
 mod frames;
 
 pub use frames::{Frame, FrameError, FrameReader};
 
-/// Changes when a side that knows only the older ones would not understand.
+/// Version of the protocol. It changes when older versions do not understand the new one.
 pub const VERSION: u32 = 1;
 /// First bytes of a frame.
 pub const MAGIC: [u8; 4] = *b"VfS\x01";
-/// Bytes before the payload.
+/// Size of a frame's header.
 pub const HEADER_BYTES: usize = 20;
-/// Bytes behind the payload.
+/// Size of a frame's trailer.
 pub const TRAILER_BYTES: usize = 8;
-/// Longest FUSE request, bytes. A mount that is read only has no long ones but lists of what the kernel
-/// has forgotten, and these can be cut.
+/// Longest FUSE request. A read-only mount has no long requests except lists of inodes that the kernel forgot, and
+/// these can be split.
 pub const MAX_REQUEST_BYTES: usize = 64 << 10;
-/// Longest FUSE reply, bytes: 1 MiB read, and what goes before it.
+/// Longest FUSE reply: 1 MiB of data and its header.
 pub const MAX_REPLY_BYTES: usize = (1 << 20) + 4096;
-/// Longest sentence of a refusal, bytes.
+/// Longest text of a refusal, in bytes.
 pub const MAX_TEXT_BYTES: usize = 256;
 
-/// What a frame is.
+/// Type of a frame. The module's table says what each one means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FrameKind {
-    /// See the module, as for all of them.
+    /// From the agent.
     Probe,
     /// From the worker.
     Challenge,
@@ -93,7 +93,7 @@ impl FrameKind {
         Self::ALL.get(usize::from(number).checked_sub(1)?).copied()
     }
 
-    /// Longest payload, bytes.
+    /// Longest payload of this type, in bytes.
     #[must_use]
     pub fn max_payload_bytes(self) -> usize {
         match self {
@@ -105,7 +105,7 @@ impl FrameKind {
         }
     }
 
-    /// Whether it belongs to the hand-shake; the others are heard only within a session.
+    /// Whether frames of this type belong to the handshake. Other types are valid only within a session.
     #[must_use]
     pub fn is_handshake(self) -> bool {
         matches!(
@@ -127,35 +127,35 @@ pub fn header(kind: FrameKind, session: u64, length: usize) -> [u8; HEADER_BYTES
     bytes
 }
 
-/// The end of a frame.
+/// The trailer of a frame.
 #[must_use]
 pub fn trailer(session: u64) -> [u8; TRAILER_BYTES] {
     (!session).to_le_bytes()
 }
 
-/// A whole frame behind what is in `out` already.
+/// Appends a complete frame to `out`.
 pub fn push_frame(out: &mut Vec<u8>, kind: FrameKind, session: u64, payload: &[u8]) {
     out.extend_from_slice(&header(kind, session, payload.len()));
     out.extend_from_slice(payload);
     out.extend_from_slice(&trailer(session));
 }
 
-/// What an agent says to begin with.
+/// Payload of [`FrameKind::Hello`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello {
     /// [`VERSION`] of the agent.
     pub version: u32,
-    /// The session that it begins, random.
+    /// The new session, random.
     pub session: u64,
-    /// The mount that it is for, random; another one for every mount.
+    /// The mount, random and different for each mount.
     pub mount: u64,
 }
 
 impl Hello {
-    /// Bytes that it takes.
+    /// Size of the payload.
     pub const BYTES: usize = 24;
 
-    /// As a payload.
+    /// The payload.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -165,7 +165,7 @@ impl Hello {
         bytes
     }
 
-    /// From a payload.
+    /// Parses a payload; `None` when it is invalid.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
@@ -180,43 +180,43 @@ impl Hello {
     }
 }
 
-/// The first fields of a FUSE request.
+/// The part of a FUSE request's header that a reply needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestHeader {
-    /// Which request; a reply names it.
+    /// Number of the request, repeated in the reply.
     pub unique: u64,
-    /// What it wants, as in `linux/fuse.h`.
+    /// Operation, as in `linux/fuse.h`.
     pub opcode: u32,
 }
 
-/// Bytes of `fuse_in_header`.
+/// Size of `struct fuse_in_header`.
 pub const FUSE_IN_HEADER_BYTES: usize = 40;
-/// Bytes of `fuse_out_header`.
+/// Size of `struct fuse_out_header`.
 pub const FUSE_OUT_HEADER_BYTES: usize = 16;
-/// `FUSE_INIT`
+/// Opens the mount.
 pub const FUSE_INIT: u32 = 26;
-/// `FUSE_FORGET`: has no reply.
+/// Has no reply.
 pub const FUSE_FORGET: u32 = 2;
-/// `FUSE_BATCH_FORGET`: has no reply.
+/// Has no reply.
 pub const FUSE_BATCH_FORGET: u32 = 42;
-/// `FUSE_INTERRUPT`: has a reply only when it is refused.
+/// Has a reply only when it is refused.
 pub const FUSE_INTERRUPT: u32 = 36;
 
 impl RequestHeader {
-    /// Reads a request's header; `None` when its length is another one than the header says.
+    /// Parses a request's header; `None` when the request's length differs from the length in its header.
     #[must_use]
     pub fn decode(request: &[u8]) -> Option<Self> {
         let header = request.first_chunk::<FUSE_IN_HEADER_BYTES>()?;
         let (length, rest) = header.split_first_chunk()?;
         let (opcode, rest) = rest.split_first_chunk()?;
-        let asked = Self {
+        let header_fields = Self {
             unique: u64::from_le_bytes(*rest.first_chunk()?),
             opcode: u32::from_le_bytes(*opcode),
         };
-        (u32::from_le_bytes(*length) as usize == request.len()).then_some(asked)
+        (u32::from_le_bytes(*length) as usize == request.len()).then_some(header_fields)
     }
 
-    /// Whether somebody waits for a reply.
+    /// Whether the kernel waits for a reply.
     #[must_use]
     pub fn expects_reply(&self) -> bool {
         !matches!(
@@ -225,7 +225,7 @@ impl RequestHeader {
         )
     }
 
-    /// A reply that says no; `error` is a number of errno.h, above 0.
+    /// An error reply; `error` is a number of errno.h, above 0.
     #[must_use]
     pub fn error_reply(&self, error: i32) -> [u8; FUSE_OUT_HEADER_BYTES] {
         let mut bytes = [0; FUSE_OUT_HEADER_BYTES];
@@ -236,7 +236,7 @@ impl RequestHeader {
     }
 }
 
-/// The request that a reply answers; `None` when its length is another one than its header says.
+/// The `unique` number of a reply; `None` when the reply's length differs from the length in its header.
 #[must_use]
 pub fn reply_unique(reply: &[u8]) -> Option<u64> {
     let header = reply.first_chunk::<FUSE_OUT_HEADER_BYTES>()?;

@@ -1,51 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Between the daemon and the agent in a guest that keeps a VF and its paravirtual NIC in one bond: frames of
-//! [`crate::agent`] on a byte stream of their own. The daemon asks, the agent answers; each question has a number, so that an
-//! answer to somebody who has gone is not taken for another.
+//! Messages between the daemon and the agent in a VM whose guest keeps a VF and its paravirtual NIC in one bond.
+//!
+//! They are frames of [`crate::agent`] on a byte stream of their own. The daemon sends a [`LaneRequest`], the agent
+//! answers with a [`LaneReply`] of the same number. So a daemon that restarts does not mistake an old answer for its
+//! own.
 
 use serde::{Deserialize, Serialize};
 
 use crate::agent::Message;
 
-/// Name of the virtio-serial port for it.
+/// Name of the virtio-serial port of this stream.
 pub const PORT: &str = "org.viola.lane.0";
-/// Most bytes of a sentence.
-const MAX_TEXT_BYTES: usize = 1024;
+/// Longest `failed` text, in bytes.
+const MAX_FAILED_BYTES_BYTES: usize = 1024;
 
-/// An Ethernet address.
+/// An Ethernet address, in network order.
 pub type Mac = [u8; 6];
 
-/// What the daemon asks.
+/// A request of the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LaneRequest {
-    /// Its number.
+    /// Number of the request.
     pub n: u64,
-    /// Address of the NIC that it is about.
+    /// MAC address of the NIC.
     pub mac: Mac,
-    /// What is to be done.
+    /// What the guest does with the VF.
     #[serde(rename = "wish")]
     pub action: VfAction,
 }
 
-/// What is to be done with a VF.
+/// What the guest does with a VF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VfAction {
-    /// It is about to go: send and receive by the paravirtual NIC, let the VF go and take it down.
+    /// The host is about to unplug the VF: the guest activates the paravirtual NIC, takes the VF down and releases
+    /// it.
     #[serde(rename = "leave")]
     Release,
-    /// It stays: use it again.
+    /// The VF stays: the guest uses it again.
     Use,
 }
 
-/// The answer.
+/// A reply of the agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LaneReply {
-    /// The question's number.
+    /// Number of the request.
     pub n: u64,
-    /// Done; else one sentence.
+    /// Absent when the agent carried out the request; else the error in one sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
 }
@@ -59,7 +62,7 @@ impl Message for LaneRequest {
 impl Message for LaneReply {
     fn check(&self) -> Result<(), &'static str> {
         match &self.failed {
-            Some(text) if text.len() > MAX_TEXT_BYTES => Err("a sentence is too long"),
+            Some(text) if text.len() > MAX_FAILED_BYTES_BYTES => Err("`failed` is too long"),
             _ => Ok(()),
         }
     }
@@ -71,7 +74,7 @@ mod tests {
     use crate::agent::{FrameReader, encode};
 
     #[test]
-    fn questions_and_answers_go_there_and_back() {
+    fn requests_and_replies_are_read_back() {
         let asked = LaneRequest {
             n: 7,
             mac: [2, 0, 0, 0, 0, 1],
@@ -86,7 +89,7 @@ mod tests {
         assert_eq!(reader.next::<LaneRequest>().unwrap().unwrap(), asked);
         let long = LaneReply {
             n: 7,
-            failed: Some("x".repeat(MAX_TEXT_BYTES + 1)),
+            failed: Some("x".repeat(MAX_FAILED_BYTES_BYTES + 1)),
         };
         assert!(encode(&long).is_err());
         reader.push(&encode(&LaneReply { n: 7, failed: None }).unwrap());

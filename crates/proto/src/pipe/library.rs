@@ -1,98 +1,99 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Packets between a program in a VM and the VM's agent, over a unix socket of type SEQPACKET.
 //!
-//! Each packet is [`PACKET_BYTES`] bytes, little endian:
+//! Each packet has [`PACKET_BYTES`] bytes, little endian:
 //!
-//! | bytes | of an [`LibraryRequest`] | of an [`LibraryReply`] |
+//! | bytes | [`LibraryRequest`] | [`LibraryReply`] |
 //! |---|---|---|
-//! | 4 | what | what |
+//! | 4 | type | type |
 //! | 4 | zero | errno |
-//! | 8 | number | number |
+//! | 8 | number of the pipe | number of the pipe |
 //! | 8 | offset, else zero | bytes moved, else zero |
-//! | 8 | length, else zero | what is lost, else zero |
-//! | 8 | second offset, else zero | microseconds of the host's, else zero |
+//! | 8 | length, else zero | [`LostConnections`], else zero |
+//! | 8 | second offset, else zero | microseconds on the host, else zero |
 //!
-//! With each wish go two descriptors (`SCM_RIGHTS`): source, then sink. The program must not touch
-//! sockets nor a file that is written to until [`LibraryReply::Finished`] or [`LibraryReply::Refused`]. The agent answers each wish with any number of
-//! [`LibraryReply::Progress`] and one of those two, and sees a closed socket to the program as [`LibraryRequest::Reset`] for all its numbers.
+//! A request for a new pipe carries two descriptors (`SCM_RIGHTS`): source, then sink. Until
+//! [`LibraryReply::Finished`] or [`LibraryReply::Refused`] the program must not use the sockets, nor a file that is
+//! the sink. The agent answers with any number of [`LibraryReply::Progress`] and one of these two. It treats a closed
+//! program socket as [`LibraryRequest::Reset`] of all its pipes.
 
-/// Bytes of a packet.
+/// Size of a packet.
 pub const PACKET_BYTES: usize = 40;
-/// Where the agent listens, unless its configuration says otherwise.
+/// Default path of the agent's socket.
 pub const SOCKET: &str = "/run/viola/pipe.sock";
 
-/// What a program wants. Numbers are its own, and never used twice on a connection to the agent.
+/// A request of a program. The program numbers its pipes and never uses a number twice on a connection to the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LibraryRequest {
-    /// Send a part of the file down the socket.
+    /// Sends a part of a file over a socket.
     Send {
         /// A new number.
         id: u64,
-        /// First byte.
+        /// Offset of the first byte in the source.
         offset: u64,
-        /// How many; not more than the file has.
+        /// Number of bytes; at most up to the end of the file.
         length: u64,
     },
-    /// Write what a socket receives into a file.
+    /// Writes received bytes of a socket to a file.
     Receive {
         /// A new number.
         id: u64,
-        /// First byte in the file, which grows where needed.
+        /// Offset of the first byte in the file, which grows where needed.
         offset: u64,
-        /// How many; fewer when the peer ends before.
+        /// Number of bytes; fewer when the peer ends before.
         length: u64,
     },
-    /// Copy a part of a file into another one.
+    /// Copies a part of a file to another file.
     Copy {
         /// A new number.
         id: u64,
         /// First byte in the source.
         offset: u64,
-        /// How many; not more than the source has.
+        /// Number of bytes; at most up to the end of the source.
         length: u64,
-        /// First byte in the sink, which grows where needed.
+        /// Offset of the first byte in the sink, which grows where needed.
         to: u64,
     },
-    /// Send what a socket receives down another one.
+    /// Sends received bytes of a socket over another socket.
     Relay {
         /// A new number.
         id: u64,
-        /// How many; fewer when the peer ends before.
+        /// Number of bytes; fewer when the peer ends before.
         length: u64,
     },
-    /// End it early; [`LibraryReply::Finished`] follows.
+    /// Ends a pipe early. [`LibraryReply::Finished`] follows.
     Stop {
-        /// Which.
+        /// Number of the pipe.
         id: u64,
     },
-    /// The program has closed a socket of it: end it, nothing is to be heard of it any more.
+    /// The program has closed a socket of the pipe: the agent ends the pipe and sends no reply.
     Reset {
-        /// Which.
+        /// Number of the pipe.
         id: u64,
     },
 }
 
-/// Connections of a pipe that are gone for good.
+/// Connections of a pipe that cannot be restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LostConnections {
-    /// The source's.
+    /// The source's connection.
     pub source: bool,
-    /// The sink's.
+    /// The sink's connection.
     pub sink: bool,
 }
 
 impl LostConnections {
-    /// Neither.
+    /// No connection is lost.
     pub const NONE: Self = Self {
         source: false,
         sink: false,
     };
 
-    fn word(self) -> u64 {
+    fn to_bits(self) -> u64 {
         u64::from(self.source) | u64::from(self.sink) << 1
     }
 
-    fn of(word: u64) -> Option<Self> {
+    fn from_bits(word: u64) -> Option<Self> {
         (word < 4).then_some(Self {
             source: word & 1 != 0,
             sink: word & 2 != 0,
@@ -100,34 +101,35 @@ impl LostConnections {
     }
 }
 
-/// What comes of it.
+/// A reply of the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LibraryReply {
-    /// The host is at it.
+    /// The host moves bytes.
     Progress {
-        /// Which.
+        /// Number of the pipe.
         id: u64,
-        /// Bytes that were moved so far.
+        /// Bytes moved so far.
         sent: u64,
     },
-    /// The connections are in their sockets again but for those that are lost.
+    /// The pipe has ended: the connections are in their sockets again, except the lost ones.
     Finished {
-        /// Which.
+        /// Number of the pipe.
         id: u64,
-        /// Bytes that were moved.
+        /// Bytes moved.
         sent: u64,
-        /// 0 when all was moved, it was stopped, or the source had no more; `ECONNRESET` when a connection is gone for good.
+        /// 0 when all bytes were moved, after a stop, or when the source had no more; `ECONNRESET` when a connection
+        /// is lost.
         errno: i32,
-        /// Connections that are gone for good.
+        /// Lost connections.
         lost: LostConnections,
-        /// For so long the host had the connections, in microseconds; 0 when it is not known.
+        /// How long the host had the connections, in microseconds; 0 when unknown.
         host_us: u64,
     },
-    /// Nothing was done, and the socket is as it was: the program sends by itself.
+    /// The agent did nothing and the sockets are unchanged: the program moves the bytes itself.
     Refused {
-        /// Which.
+        /// Number of the pipe.
         id: u64,
-        /// A reason: `EPERM`, `EAGAIN` (not now), `EOPNOTSUPP` (never for this file or socket).
+        /// The reason: `EPERM`, `EAGAIN` (not now), `EOPNOTSUPP` (never for this file or socket).
         errno: i32,
     },
 }
@@ -142,7 +144,7 @@ fn packet(what: u32, errno: i32, words: [u64; 4]) -> [u8; PACKET_BYTES] {
     bytes
 }
 
-fn parts(bytes: &[u8]) -> Option<(u32, i32, [u64; 4])> {
+fn fields(bytes: &[u8]) -> Option<(u32, i32, [u64; 4])> {
     let bytes: &[u8; PACKET_BYTES] = bytes.try_into().ok()?;
     let four = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
     let word = |at: usize| {
@@ -156,7 +158,7 @@ fn parts(bytes: &[u8]) -> Option<(u32, i32, [u64; 4])> {
 }
 
 impl LibraryRequest {
-    /// As it goes over the socket.
+    /// The packet.
     pub fn encode(&self) -> [u8; PACKET_BYTES] {
         match *self {
             Self::Send { id, offset, length } => packet(1, 0, [id, offset, length, 0]),
@@ -173,9 +175,9 @@ impl LibraryRequest {
         }
     }
 
-    /// Reads a packet; `None` when it is none.
+    /// Parses a packet; `None` when it is invalid.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        match parts(bytes)? {
+        match fields(bytes)? {
             (1, 0, [id, offset, length, 0]) => Some(Self::Send { id, offset, length }),
             (2, 0, [id, 0, 0, 0]) => Some(Self::Stop { id }),
             (3, 0, [id, 0, 0, 0]) => Some(Self::Reset { id }),
@@ -193,7 +195,7 @@ impl LibraryRequest {
 }
 
 impl LibraryReply {
-    /// As it goes over the socket.
+    /// The packet.
     pub fn encode(&self) -> [u8; PACKET_BYTES] {
         match *self {
             Self::Progress { id, sent } => packet(1, 0, [id, sent, 0, 0]),
@@ -203,20 +205,20 @@ impl LibraryReply {
                 errno,
                 lost,
                 host_us,
-            } => packet(2, errno, [id, sent, lost.word(), host_us]),
+            } => packet(2, errno, [id, sent, lost.to_bits(), host_us]),
             Self::Refused { id, errno } => packet(3, errno, [id, 0, 0, 0]),
         }
     }
 
-    /// Reads a packet; `None` when it is none.
+    /// Parses a packet; `None` when it is invalid.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        match parts(bytes)? {
+        match fields(bytes)? {
             (1, 0, [id, sent, 0, 0]) => Some(Self::Progress { id, sent }),
             (2, errno, [id, sent, lost, host_us]) => Some(Self::Finished {
                 id,
                 sent,
                 errno,
-                lost: LostConnections::of(lost)?,
+                lost: LostConnections::from_bits(lost)?,
                 host_us,
             }),
             (3, errno, [id, 0, 0, 0]) => Some(Self::Refused { id, errno }),
@@ -224,7 +226,7 @@ impl LibraryReply {
         }
     }
 
-    /// Its number.
+    /// Number of the pipe.
     pub fn id(&self) -> u64 {
         match *self {
             Self::Progress { id, .. } | Self::Finished { id, .. } | Self::Refused { id, .. } => id,
@@ -253,7 +255,7 @@ mod tests {
             }
             let answers = [
                 LibraryReply::Progress { id, sent: a },
-                LibraryReply::Finished { id, sent: a, errno, lost: LostConnections::of(lost).unwrap(), host_us: b },
+                LibraryReply::Finished { id, sent: a, errno, lost: LostConnections::from_bits(lost).unwrap(), host_us: b },
                 LibraryReply::Refused { id, errno },
             ];
             for answer in answers {
@@ -262,7 +264,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..48)) {
+        fn any_bytes_are_parsed_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..48)) {
             if let Some(ask) = LibraryRequest::decode(&bytes) {
                 prop_assert_eq!(ask.encode().to_vec(), bytes.clone());
             }

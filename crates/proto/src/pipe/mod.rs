@@ -1,26 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Messages of vpipe: bytes that the host moves for a VM, from a file or a connection to another one.
+//! Messages of vpipe: the host moves bytes for a VM, between files and TCP connections.
 //!
-//! Between a program in the VM and its agent they are packets of a unix socket: [`library`]. Between the agent and its worker
-//! on the host they travel as [`crate::agent::FromAgent::Pipe`] and [`crate::agent::ToAgent::Pipe`]. A pipe has a number that the
-//! agent chooses and never uses twice in a session.
+//! A program in the VM talks to its agent over a unix socket: [`library`]. The agent and its worker on the host
+//! exchange [`PipeRequest`] and [`PipeReply`] in [`crate::agent::FromAgent::Pipe`] and
+//! [`crate::agent::ToAgent::Pipe`]. The agent numbers the pipes and never uses a number twice in a session.
 //!
-//! | step | who | what | a connection's packets |
+//! For example, the agent sends a file: it extracts the connection from the VM's socket and sends
+//! [`PipeRequest::Start`]. The host restores the connection in a socket of its own, sends the file, extracts the
+//! connection again and returns it in [`PipeReply::Finished`]. The agent restores it in the VM's socket and sends
+//! [`PipeRequest::Restored`].
+//!
+//! | step | side | action | packets of the connection |
 //! |---|---|---|---|
-//! | 0 | agent | [`PipeRequest::Hold`] of a connection that bytes come from; host: [`PipeReply::Held`] | from the peer: kept; from the VM: pass |
-//! | 1 | agent | takes the connections out of the VM's sockets, [`PipeRequest::Start`] | of one that was not held: what the peer sends is lost, and sent again |
-//! | 2 | host | puts them into sockets of its own, moves bytes; [`PipeReply::Progress`] now and then | go to the host's socket, first what was kept |
-//! | 3 | host | takes them out again, [`PipeReply::Unread`] where there is much, [`PipeReply::Finished`] | from the peer: kept; from the VM: pass |
-//! | 4 | agent | puts them into the old descriptors, [`PipeRequest::Restored`] | the same |
-//! | 5 | host | lets them go | what was kept goes to the VM, and all that follows |
+//! | 0 | agent, host | [`PipeRequest::Hold`] of a source connection; [`PipeReply::Held`] | from the peer: held; from the VM: pass |
+//! | 1 | agent | extracts the connections, [`PipeRequest::Start`] | from the peer of a connection without step 0: dropped, and retransmitted |
+//! | 2 | host | restores them in its sockets, moves bytes; [`PipeReply::Progress`] from time to time | redirected to the host's socket, held ones first |
+//! | 3 | host | extracts them again; [`PipeReply::Unread`] for long queues, [`PipeReply::Finished`] | from the peer: held; from the VM: pass |
+//! | 4 | agent | restores them in the VM's sockets, [`PipeRequest::Restored`] | as in step 3 |
+//! | 5 | host | releases them | the held ones go to the VM, and all that follow |
 //!
-//! Nobody waits for step 5: the VM's socket said nothing before step 4, so whatever comes from it afterwards is of the connection.
+//! The VM does not wait for step 5. Its socket is silent before step 4, so every packet that it sends in steps 3 and
+//! 4 belongs to the restored connection.
 //!
-//! Step 0 is for a connection whose peer is sending all the time: nothing of that is lost, and the VM can empty its queue
-//! meanwhile. From a file to a file there are only steps 1 to 3.
+//! Step 0 is for a source whose peer sends all the time: no packet is lost, and the VM can empty its receive queue
+//! before step 1. A copy from file to file has steps 1 to 3 only.
 //!
-//! [`PipeReply::Refused`] in place of step 2: nothing has happened, the VM's socket goes on. [`PipeRequest::Stop`] asks for an early
-//! step 3; of what is only held, it lets it go. When the session ends the host resets all connections that it has: a peer must never take a cut file for a whole one.
+//! [`PipeReply::Refused`] instead of step 2 means that the host did nothing and the VM's sockets go on.
+//! [`PipeRequest::Stop`] asks for an early step 3, or releases a held connection. When the session ends, the host
+//! resets all connections that it has: a peer must never take a truncated file for a complete one.
 
 pub mod library;
 pub mod status;
@@ -31,73 +38,75 @@ use serde::{Deserialize, Serialize};
 
 use crate::agent::{Bytes, FileMap, FsId, MAX_EXTENTS, MAX_TEXT_BYTES};
 
-/// Most bytes in each queue of a connection that is handed over, in one message.
+/// Most bytes of one queue of a connection in one message.
 pub const MAX_QUEUE_BYTES: usize = crate::agent::PROOF_BYTES;
-/// Largest buffer of a socket that the host makes for a VM, in bytes.
+/// Largest socket buffer that the host gives to a VM's connection.
 pub const MAX_BUFFER_BYTES: u32 = 16 << 20;
 
-/// Longest name of a congestion control, in bytes (`TCP_CA_NAME_MAX` of the kernel, without the zero behind it).
+/// Longest name of a congestion control (`TCP_CA_NAME_MAX` of the kernel without the terminating zero).
 pub const MAX_CONGESTION_NAME_BYTES: usize = 15;
 
-/// A pipe of a session.
+/// Number of a pipe in a session.
 pub type PipeId = u64;
 
-/// A connection between two sockets. The fields are those of the kernel's `TCP_REPAIR` (`include/uapi/linux/tcp.h`); sequence numbers
-/// are modulo 2^32.
+/// State of a TCP connection on its way from one socket to another. The fields are those of the kernel's `TCP_REPAIR`
+/// (`include/uapi/linux/tcp.h`); sequence numbers are modulo 2^32.
 ///
-/// On the wire it is a row without names, and what is seldom there is left out: a guest may read its line byte by byte.
+/// On the wire it is an array without names, and fields that are rarely set are left out: a guest may read its serial
+/// line byte by byte.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Row", into = "Row")]
+#[serde(from = "WireConnection", into = "WireConnection")]
 pub struct Connection {
     /// The VM's end.
     pub local: SocketAddr,
     /// The other end, of the same family.
     pub peer: SocketAddr,
-    /// Largest segment that the peer takes, in bytes.
+    /// Largest segment that the peer accepts, in bytes.
     pub mss: u32,
-    /// Selective acknowledgements.
+    /// Whether both ends use selective acknowledgements (RFC 2018).
     pub sack: bool,
-    /// Window scales of the peer and of this end, 0 to 14.
+    /// Window scales (RFC 7323) of the peer and of this end, 0 to 14.
     pub window_scale: Option<(u8, u8)>,
-    /// Own timestamp.
+    /// This end's timestamp clock (RFC 7323).
     pub timestamp: Option<u32>,
-    /// Number after the last byte of `unread`, without a FIN.
+    /// Sequence number after the last byte of `unread`, without a FIN.
     pub rcv_nxt: u32,
-    /// Number after the last byte of `unacked` and `unsent`.
+    /// Sequence number after the last byte of `unacked` and `unsent`.
     pub write_seq: u32,
     /// `snd_wl1`, `snd_wnd`, `max_window`, `rcv_wnd`, `rcv_wup` of `struct tcp_repair_window`.
     pub window: [u32; 5],
-    /// Send buffer and receive buffer in bytes, and which of them are locked (1 send, 2 receive).
+    /// Send buffer and receive buffer in bytes, and which of them the kernel must not tune (`SO_BUF_LOCK`: 1 send, 2
+    /// receive).
     pub buffers: [u32; 3],
-    /// Received, not read; at most [`MAX_QUEUE_BYTES`] bytes, as the other two.
+    /// Received and not read; at most [`MAX_QUEUE_BYTES`], as the other two.
     pub unread: Bytes,
-    /// Sent, not acknowledged.
+    /// Sent and not acknowledged.
     pub unacked: Bytes,
-    /// Written, not sent.
+    /// Written and not sent.
     pub unsent: Bytes,
-    /// The peer will send no more.
+    /// Whether the peer has sent a FIN.
     pub peer_finished: bool,
-    /// Name of this end's congestion control, at most [`MAX_CONGESTION_NAME_BYTES`] bytes of `a-z0-9_`; empty where it is not told.
+    /// This end's congestion control: at most [`MAX_CONGESTION_NAME_BYTES`] bytes of `a-z0-9_`; empty when unknown.
     pub congestion: String,
-    /// Cap of this end's pacing in bytes a second (`SO_MAX_PACING_RATE`), if there is one.
+    /// This end's pacing limit in bytes per second (`SO_MAX_PACING_RATE`), if it has one.
     pub pacing: Option<u64>,
 }
 
-/// A [`Connection`] on the wire: both ends, what they have agreed on, numbers, and what else there is.
+/// A [`Connection`] on the wire.
 #[derive(Serialize, Deserialize)]
-struct Row(SocketAddr, SocketAddr, Agreed, Numbers, More);
+struct WireConnection(SocketAddr, SocketAddr, WireOptions, WireState, WireOptional);
 
-/// `mss`, `sack`, `scale`.
+/// `mss`, `sack`, `window_scale`.
 #[derive(Serialize, Deserialize)]
-struct Agreed(u32, bool, Option<(u8, u8)>);
+struct WireOptions(u32, bool, Option<(u8, u8)>);
 
-/// `timestamp`, `received`, `written`, `window`, `buffers`.
+/// `timestamp`, `rcv_nxt`, `write_seq`, `window`, `buffers`.
 #[derive(Serialize, Deserialize)]
-struct Numbers(Option<u32>, u32, u32, [u32; 5], [u32; 3]);
+struct WireState(Option<u32>, u32, u32, [u32; 5], [u32; 3]);
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct More {
+struct WireOptional {
     #[serde(default, skip_serializing_if = "Bytes::is_empty")]
     unread: Bytes,
     #[serde(default, skip_serializing_if = "Bytes::is_empty")]
@@ -112,10 +121,10 @@ struct More {
     pacing: Option<u64>,
 }
 
-impl From<Row> for Connection {
-    fn from(row: Row) -> Self {
-        let Row(local, peer, Agreed(mss, sack, window_scale), numbers, more) = row;
-        let Numbers(timestamp, rcv_nxt, write_seq, window, buffers) = numbers;
+impl From<WireConnection> for Connection {
+    fn from(row: WireConnection) -> Self {
+        let WireConnection(local, peer, WireOptions(mss, sack, window_scale), numbers, more) = row;
+        let WireState(timestamp, rcv_nxt, write_seq, window, buffers) = numbers;
         Self {
             local,
             peer,
@@ -137,14 +146,14 @@ impl From<Row> for Connection {
     }
 }
 
-impl From<Connection> for Row {
+impl From<Connection> for WireConnection {
     fn from(c: Connection) -> Self {
         Self(
             c.local,
             c.peer,
-            Agreed(c.mss, c.sack, c.window_scale),
-            Numbers(c.timestamp, c.rcv_nxt, c.write_seq, c.window, c.buffers),
-            More {
+            WireOptions(c.mss, c.sack, c.window_scale),
+            WireState(c.timestamp, c.rcv_nxt, c.write_seq, c.window, c.buffers),
+            WireOptional {
                 unread: c.unread,
                 unacked: c.unacked,
                 unsent: c.unsent,
@@ -165,19 +174,19 @@ impl Connection {
             return Err("a window scale above 14");
         }
         if !(48..=65_535).contains(&self.mss) {
-            return Err("a segment size that is none");
+            return Err("a segment size outside of 48..=65535");
         }
         if self.buffers[0] > MAX_BUFFER_BYTES
             || self.buffers[1] > MAX_BUFFER_BYTES
             || self.buffers[2] > 3
         {
-            return Err("buffers beyond what a VM may have");
+            return Err("socket buffers above the limit, or an unknown lock");
         }
         let is_part = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
         if self.congestion.len() > MAX_CONGESTION_NAME_BYTES
             || !self.congestion.bytes().all(is_part)
         {
-            return Err("a congestion control that has no such name");
+            return Err("an invalid name of a congestion control");
         }
         Ok(())
     }
@@ -187,21 +196,20 @@ impl Connection {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Endpoint {
-    /// A file, from a place on.
+    /// A part of a file.
     File {
-        /// Its file system, whose disk was proved before.
+        /// File system of the file. The agent has proved its disk.
         fs: FsId,
-        /// Where its bytes are: at least those that are to be moved; of one that is written to without any hole, or block that
-        /// reads as zeros because nothing was written to it.
+        /// Extents of the bytes to be moved. The extents of a sink have neither holes nor unwritten blocks.
         map: FileMap,
         /// First byte.
         offset: u64,
     },
-    /// A connection, taken out of its socket.
+    /// A connection that the agent extracted from its socket.
     Connection {
         /// The connection.
         connection: Box<Connection>,
-        /// MAC address to which the VM sends its packets for the peer.
+        /// MAC address to which the VM sends packets for the peer.
         next_hop: [u8; 6],
     },
 }
@@ -216,12 +224,12 @@ impl Endpoint {
     }
 }
 
-/// What an agent says.
+/// A request of the agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PipeRequest {
-    /// A connection will be given whose peer must lose nothing until then. Answered with [`PipeReply::Held`], or
-    /// [`PipeReply::Refused`].
+    /// Holds packets of the peer of a connection that will be the source of a pipe. The host answers
+    /// [`PipeReply::Held`] or [`PipeReply::Refused`].
     Hold {
         /// A new number.
         pipe: PipeId,
@@ -230,96 +238,96 @@ pub enum PipeRequest {
         /// The other end.
         peer: SocketAddr,
     },
-    /// What is to be moved. Bytes that wait in the source's `unread` are the first of them.
+    /// Starts to move bytes. The bytes in the source's `unread` come first.
     #[serde(rename = "give")]
     Start {
         /// A new number, or that of a [`PipeRequest::Hold`] of the source.
         pipe: PipeId,
-        /// From here.
+        /// Where the bytes come from.
         source: Endpoint,
-        /// To there.
+        /// Where they go.
         sink: Endpoint,
-        /// How many bytes; fewer when the source ends before.
+        /// Number of bytes; fewer are moved when the source ends before.
         length: u64,
     },
-    /// Move no more, and give back what was given; let go what was only held.
+    /// Stops a pipe and returns its connections, or releases a held connection.
     Stop {
-        /// Held or given before.
+        /// A held or started pipe.
         pipe: PipeId,
     },
-    /// Its program has closed a connection of it: reset them all.
+    /// Resets all connections of a pipe: its program has closed one of them.
     Reset {
-        /// Given before.
+        /// A started pipe.
         pipe: PipeId,
     },
-    /// The connections that came back are in the VM's sockets again.
+    /// The agent has restored the returned connections in the VM's sockets.
     #[serde(rename = "taken")]
     Restored {
-        /// Got back before.
+        /// A finished pipe.
         pipe: PipeId,
     },
 }
 
-/// What the host says.
+/// A reply of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PipeReply {
-    /// The connection's peer loses nothing from now on.
+    /// The host holds the packets of the connection's peer from now on.
     Held {
-        /// Which.
+        /// Number of the pipe.
         pipe: PipeId,
     },
-    /// Not this one: the VM goes on by itself. Of one that was stopped while it was held, too.
+    /// The host did nothing: the VM goes on with its sockets. Also the answer to a stop of a held connection.
     Refused {
-        /// Which.
+        /// Number of the pipe.
         pipe: PipeId,
         /// One sentence.
         why: String,
     },
-    /// It goes on.
+    /// The pipe moves bytes.
     Progress {
-        /// Which.
+        /// Number of the pipe.
         pipe: PipeId,
-        /// Bytes that were moved so far.
+        /// Bytes moved so far.
         sent: u64,
     },
-    /// Part of what the peer has said and nobody has read, where it is more than a message holds: each part, then the rest in
-    /// [`PipeReply::Finished`].
+    /// A part of a receive queue that is longer than one message holds. These parts come in order; the last part is
+    /// in [`PipeReply::Finished`].
     Unread {
-        /// Which.
+        /// Number of the pipe.
         pipe: PipeId,
-        /// Of the source's connection; else of the sink's.
+        /// Whether the bytes are of the source's connection, or of the sink's.
         source: bool,
-        /// What follows the part before; at most [`MAX_QUEUE_BYTES`] bytes.
+        /// The next bytes; at most [`MAX_QUEUE_BYTES`].
         bytes: Bytes,
     },
-    /// It is over.
+    /// The pipe has ended.
     #[serde(rename = "back")]
     Finished {
-        /// Which.
+        /// Number of the pipe.
         pipe: PipeId,
-        /// The source's connection as it is now; nothing when it was reset, or is a file.
+        /// The source's connection; absent when it was reset, or is a file.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         source: Option<Box<Connection>>,
-        /// The sink's, as the source's.
+        /// The sink's connection; absent when it was reset, or is a file.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         sink: Option<Box<Connection>>,
-        /// Bytes that were moved: they are acknowledged, in the sink's queues, or in the file.
+        /// Bytes moved: acknowledged by the sink's peer, in the sink's queues, or written to the file.
         sent: u64,
-        /// Why it ended early, as an errno; 0 when it did not, when it was stopped, and when the source had no more.
-        #[serde(default, skip_serializing_if = "is_zero")]
+        /// Errno of an early end; 0 after a stop, and when the source had no more bytes.
+        #[serde(default, skip_serializing_if = "is_zero_errno")]
         errno: i32,
-        /// For so long the host had the connections, in microseconds.
-        #[serde(rename = "spent", default, skip_serializing_if = "is_no_time")]
+        /// How long the host had the connections, in microseconds; 0 when unknown.
+        #[serde(rename = "spent", default, skip_serializing_if = "is_zero_micros")]
         host_us: u64,
     },
 }
 
-fn is_no_time(micros: &u64) -> bool {
+fn is_zero_micros(micros: &u64) -> bool {
     *micros == 0
 }
 
-fn is_zero(errno: &i32) -> bool {
+fn is_zero_errno(errno: &i32) -> bool {
     *errno == 0
 }
 
@@ -414,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_cannot_be_is_refused() {
+    fn an_invalid_connection_is_refused() {
         let good = connection();
         assert_eq!(good.check(), Ok(()));
         let bad: [fn(&mut Connection); 8] = [
@@ -435,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_an_agent_that_tells_nothing_of_its_pace_is_read() {
+    fn a_connection_without_congestion_control_and_pacing_is_read() {
         let mut silent = connection();
         (silent.congestion, silent.pacing) = (String::new(), None);
         let text = serde_json::to_string(&silent).unwrap();
@@ -452,7 +460,7 @@ mod tests {
             pipe: 7,
             source: None,
             sink: Some(Box::new(Connection {
-                // the VM's socket has kept its own
+                // the VM's socket keeps its own
                 congestion: String::new(),
                 pacing: None,
                 ..connection()
@@ -466,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_is_short() {
+    fn a_finished_message_is_short() {
         let nothing = || Bytes(Vec::new());
         let numbers = u32::MAX - 1;
         let back = PipeReply::Finished {
@@ -492,7 +500,7 @@ mod tests {
         };
         let text = serde_json::to_string(&back).unwrap();
         assert_eq!(serde_json::from_str::<PipeReply>(&text).unwrap(), back);
-        // each byte is a system call of a User Mode Linux guest's host, of two thirds of a microsecond
+        // a UML guest reads its serial line byte by byte: each costs the host a system call of about 0.7 us
         assert!(text.len() < 240, "{}: {text}", text.len());
     }
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is said about bytes that the host moves for VMs.
+//! State of vpipe: bytes that the host moves for VMs.
 
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// All of them, `GET /v1/pipes`.
+/// Answer to `GET /v1/pipes`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pipes {
@@ -19,69 +19,70 @@ pub struct Pipes {
 pub struct PipeVm {
     /// Identity of the VM.
     pub vm: String,
-    /// Its name.
+    /// Name of the VM.
     pub name: String,
-    /// Whether that can be done now.
+    /// Whether the host can move bytes for it now.
     pub serving: bool,
-    /// Why not, or of which disks.
+    /// If not, why; else of which disks.
     pub why: String,
-    /// What is done for it.
+    /// Transfers and counters.
     pub work: PipeStats,
 }
 
-/// What is done for one VM. Counts are since its worker started.
+/// Transfers of one VM, and counters since its worker started.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PipeStats {
-    /// Those under way.
+    /// Active transfers.
     pub transfers: Vec<Transfer>,
-    /// Those that were begun.
+    /// Started transfers.
     pub begun: u64,
-    /// Those that were not.
+    /// Refused transfers.
     pub refused: u64,
-    /// Those whose connections were given back whole.
+    /// Ended transfers whose connections all went back to the VM.
     pub returned: u64,
-    /// Those that ended in a reset of a connection, or in an error of a disk.
+    /// Transfers that ended with a reset of a connection, or with an error of a disk.
     pub broken: u64,
-    /// Bytes of those that are over.
+    /// Bytes of ended transfers.
     pub bytes: u64,
-    /// CPU time of the host that all of it took, in milliseconds; without that of the kernel's interrupts.
+    /// CPU time of the worker's threads for all transfers, in milliseconds, without the kernel's interrupts.
     pub cpu_ms: u64,
-    /// Connections that the host sent with another congestion control than the VM's, which it does not have.
+    /// Connections that the host served with another congestion control than the VM's, because the host does not have
+    /// that one.
     pub other_congestion: u64,
-    /// Whether all of it waits because the VM is paused.
+    /// Whether all transfers wait because the VM is paused.
     pub paused: bool,
 }
 
-/// What goes where.
+/// Source and sink of a transfer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TransferKind {
-    /// A file down a connection.
+    /// From a file to a connection.
     #[default]
     Send,
-    /// What a connection brings into a file.
+    /// From a connection to a file.
     Receive,
-    /// What a connection brings down another one.
+    /// From a connection to another connection.
     Relay,
-    /// A file into another one.
+    /// From a file to another file.
     Copy,
 }
 
-/// Bytes on their way.
+/// An active transfer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transfer {
-    /// What goes where.
+    /// Source and sink of a transfer.
     #[serde(default)]
     pub kind: TransferKind,
-    /// The VM's end of the connection: of the one that they go down, if there are two.
+    /// The VM's end of the connection, of the sink if there are two connections.
     pub local: Option<SocketAddr>,
-    /// Its other end.
+    /// The peer's end of that connection.
     pub peer: Option<SocketAddr>,
-    /// Bytes to be moved.
+    /// Bytes to move.
     pub length: u64,
     /// Bytes moved so far.
     pub sent: u64,
-    /// Since it was taken over, in milliseconds.
+    /// Age of the transfer in milliseconds.
     pub age_ms: u64,
 }

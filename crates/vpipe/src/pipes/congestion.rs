@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Congestion controls with which the host may send in a VM's place.
+//! Congestion controls that the host may use for a VM's connections.
 
 use std::io;
 
-/// Those that a VM may choose. Each is a part of many kernels, and fair to others.
+/// Congestion controls that a VM may choose: available in most kernels and fair to others.
 const ALLOWED: [&str; 4] = ["reno", "cubic", "bbr", "dctcp"];
 const AVAILABLE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
 
-/// Those of them that the kernel has now: a VM is not to make the host load modules.
+/// The allowed congestion controls that the kernel has loaded: a VM must not make the host load modules.
 ///
 /// # Errors
 /// Of reading the kernel's list.
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_there_and_known_is_allowed() {
+    fn only_loaded_and_known_ones_are_allowed() {
         assert_eq!(allowed("reno bbr cubic lp\n"), ["reno", "bbr", "cubic"]);
         assert!(allowed("").is_empty());
         assert!(congestion_controls().unwrap().contains(&"reno".to_owned()));

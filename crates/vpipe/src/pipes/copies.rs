@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Copies from file to file, on a thread of their own: they wait for disks, and connections must not wait with them.
+//! The thread that copies from file to file. Copies wait for disks, and connections must not wait with them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,24 +16,24 @@ use super::rate_limit::RateLimit;
 use super::{cpu_ms, wake};
 use crate::transfer::{FileToFile, StepOutcome};
 
-/// Bytes that one copy moves before the next one's turn, and between two looks at the orders.
+/// Bytes that one copy moves before the next copy, and between two checks for orders.
 const STEP_BYTES: u64 = 4 << 20;
-/// Longest sleep for the cap's sake, or the VM's: orders are looked at in between.
+/// Longest sleep for the rate limit or a paused VM: the thread checks for orders in between.
 const MAX_PAUSE: Duration = Duration::from_millis(20);
-/// The agent hears so often how far it is.
+/// Time between two progress replies.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
-/// The stats is painted anew so often.
+/// Time between two updates of the statistics.
 const STATS_INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
 enum Order {
     Start(PipeId, Box<FileToFile>),
     Stop(PipeId),
-    /// All end at once; nothing is written any more when this is answered.
+    /// Ends all copies; the answer means that no write follows.
     ResetAll(Sender<()>),
 }
 
-/// The thread's other end.
+/// Handle of the thread.
 #[derive(Debug)]
 pub(super) struct Copies {
     orders: Sender<Order>,
@@ -57,7 +57,7 @@ impl Copies {
             stats: Arc::clone(&stats),
             counts: PipeStats::default(),
             agents: 0,
-            all: BTreeMap::new(),
+            copies: BTreeMap::new(),
             published: Instant::now(),
         };
         std::thread::Builder::new()
@@ -66,7 +66,7 @@ impl Copies {
         Ok(Self { orders, stats })
     }
 
-    /// Answered with [`PipeReply::Finished`].
+    /// Starts a copy. The answer is [`PipeReply::Finished`].
     pub(super) fn add(&self, pipe: PipeId, copy: FileToFile) {
         let _ = self.orders.send(Order::Start(pipe, Box::new(copy)));
     }
@@ -75,7 +75,7 @@ impl Copies {
         let _ = self.orders.send(Order::Stop(pipe));
     }
 
-    /// Ends all of them, and waits until nothing is written any more.
+    /// Ends all copies. No write follows after this returns.
     pub(super) fn reset_all(&self) {
         let (done, ended) = channel();
         if self.orders.send(Order::ResetAll(done)).is_ok() {
@@ -104,15 +104,15 @@ struct Thread {
     stats: Arc<Mutex<PipeStats>>,
     counts: PipeStats,
     agents: u64,
-    all: BTreeMap<PipeId, ActiveCopy>,
+    copies: BTreeMap<PipeId, ActiveCopy>,
     published: Instant,
 }
 
 impl Thread {
     fn run(mut self) {
         loop {
-            // with nothing to do until there is an order, else as long as there are any
-            let order = match self.all.is_empty() {
+            // without copies wait for an order, else only check for one
+            let order = match self.copies.is_empty() {
                 true => self
                     .orders
                     .recv()
@@ -121,47 +121,47 @@ impl Thread {
                 false => self.orders.recv_timeout(Duration::ZERO),
             };
             match order {
-                Ok(order) => self.obey(order),
+                Ok(order) => self.execute(order),
                 Err(RecvTimeoutError::Disconnected) => return,
-                Err(RecvTimeoutError::Timeout) => self.turns(),
+                Err(RecvTimeoutError::Timeout) => self.step_all(),
             }
             self.pause_watch
-                .set_busy(PausedThread::Copies, !self.all.is_empty());
+                .set_busy(PausedThread::Copies, !self.copies.is_empty());
             self.publish();
         }
     }
 
-    fn obey(&mut self, order: Order) {
+    fn execute(&mut self, order: Order) {
         match order {
             Order::Start(pipe, copy) => {
                 let now = Instant::now();
-                if self.all.contains_key(&pipe) {
-                    let why = "it is given already".into();
+                if self.copies.contains_key(&pipe) {
+                    let why = "this pipe exists already".into();
                     self.counts.refused += 1;
-                    return self.say(PipeReply::Refused { pipe, why });
+                    return self.reply(PipeReply::Refused { pipe, why });
                 }
                 self.counts.begun += 1;
-                let one = ActiveCopy {
+                let active = ActiveCopy {
                     copy: *copy,
                     started: now,
                     replied: now,
                 };
-                self.all.insert(pipe, one);
+                self.copies.insert(pipe, active);
             }
-            Order::Stop(pipe) => self.over(pipe, 0),
+            Order::Stop(pipe) => self.finish(pipe, 0),
             Order::ResetAll(done) => {
-                self.counts.broken += self.all.len() as u64;
-                self.all.clear();
+                self.counts.broken += self.copies.len() as u64;
+                self.copies.clear();
                 self.agents += 1;
                 let _ = done.send(());
             }
         }
     }
 
-    /// ActiveCopy turn of each.
-    fn turns(&mut self) {
-        for pipe in self.all.keys().copied().collect::<Vec<_>>() {
-            let Some(one) = self.all.get_mut(&pipe) else {
+    /// One step of each copy.
+    fn step_all(&mut self) {
+        for pipe in self.copies.keys().copied().collect::<Vec<_>>() {
+            let Some(active) = self.copies.get_mut(&pipe) else {
                 continue;
             };
             if self.pause_watch.is_paused() {
@@ -174,34 +174,34 @@ impl Thread {
                     continue;
                 }
             };
-            let before = one.copy.moved();
-            let turn = one.copy.step(budget);
-            self.rate_limit.consume(one.copy.moved() - before);
+            let before = active.copy.moved();
+            let turn = active.copy.step(budget);
+            self.rate_limit.consume(active.copy.moved() - before);
             match turn {
                 Ok(StepOutcome::BudgetUsed | StepOutcome::SinkFull | StepOutcome::SourceEmpty) => {
-                    if one.replied.elapsed() >= PROGRESS_INTERVAL {
-                        one.replied = Instant::now();
-                        let sent = one.copy.moved();
-                        self.say(PipeReply::Progress { pipe, sent });
+                    if active.replied.elapsed() >= PROGRESS_INTERVAL {
+                        active.replied = Instant::now();
+                        let sent = active.copy.moved();
+                        self.reply(PipeReply::Progress { pipe, sent });
                     }
                 }
-                Ok(StepOutcome::Done | StepOutcome::SourceEnded) => self.over(pipe, 0),
-                Err(e) => self.over(pipe, e.raw_os_error().unwrap_or(libc::EIO)),
+                Ok(StepOutcome::Done | StepOutcome::SourceEnded) => self.finish(pipe, 0),
+                Err(e) => self.finish(pipe, e.raw_os_error().unwrap_or(libc::EIO)),
             }
         }
     }
 
-    fn over(&mut self, pipe: PipeId, errno: i32) {
-        let Some(one) = self.all.remove(&pipe) else {
+    fn finish(&mut self, pipe: PipeId, errno: i32) {
+        let Some(active) = self.copies.remove(&pipe) else {
             return;
         };
-        let sent = one.copy.moved();
+        let sent = active.copy.moved();
         self.counts.bytes += sent;
         match errno {
             0 => self.counts.returned += 1,
             _ => self.counts.broken += 1,
         }
-        self.say(PipeReply::Finished {
+        self.reply(PipeReply::Finished {
             pipe,
             source: None,
             sink: None,
@@ -211,28 +211,28 @@ impl Thread {
         });
     }
 
-    fn say(&self, message: PipeReply) {
-        // nobody listens: then the agent is gone, and an end to everything follows
+    fn reply(&self, message: PipeReply) {
+        // a closed channel means that the agent is gone; the order to end everything follows
         let _ = self.report.send((self.agents, message));
         wake(&self.replied);
     }
 
     fn publish(&mut self) {
         let now = Instant::now();
-        if !self.all.is_empty() && now < self.published + STATS_INTERVAL {
+        if !self.copies.is_empty() && now < self.published + STATS_INTERVAL {
             return;
         }
         self.published = now;
-        let shown = |one: &ActiveCopy| Transfer {
+        let status = |active: &ActiveCopy| Transfer {
             kind: TransferKind::Copy,
             local: None,
             peer: None,
-            length: one.copy.length(),
-            sent: one.copy.moved(),
-            age_ms: u64::try_from(one.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            length: active.copy.length(),
+            sent: active.copy.moved(),
+            age_ms: u64::try_from(active.started.elapsed().as_millis()).unwrap_or(u64::MAX),
         };
         let work = PipeStats {
-            transfers: self.all.values().map(shown).collect(),
+            transfers: self.copies.values().map(status).collect(),
             cpu_ms: cpu_ms(),
             ..self.counts.clone()
         };

@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! All that a VM's agent asks for.
+//! Serves the requests of a VM's agent.
 //!
-//! | module | does |
+//! | module | what it does |
 //! |---|---|
-//! | `run` | the thread that has the connections |
-//! | `one` | the life of one pipe |
-//! | `going` | connections that are held before and after it |
-//! | `rate_limit` | the cap in bytes a second |
+//! | `worker` | the thread that has the connections |
+//! | `pipe` | one pipe, from restored to returned connections |
+//! | `drain_poll` | when to poll for acknowledgements at the end of a pipe |
+//! | `waiting` | held connections before and after a pipe |
+//! | `rate_limit` | the VM's cap in bytes per second |
 //! | `copies` | the thread that copies from file to file |
-//! | `congestion` | what the host may send with |
-//! | `pause_watch` | whether the VM runs at all |
+//! | `congestion` | congestion controls that the host may use |
+//! | `pause` | pauses all work while the VM is paused |
 //!
-//! [`Pipes`] takes orders, which come from the agent by way of whoever reads its channel, and answers with what is to
-//! be said to the agent ([`PipeReply`]). It never waits for a VM: a connection that is not taken back in time is
-//! let go, one that cannot be given back is reset.
+//! [`Pipes`] takes the requests of the agent and returns the replies ([`PipeReply`]). It never waits for a VM: it
+//! releases a held connection that the VM does not use in time, and resets a connection that the VM does not restore
+//! in time.
 
 mod congestion;
 mod copies;
+mod drain_poll;
 mod pause;
 mod pipe;
 mod rate_limit;
@@ -42,34 +44,34 @@ use pause::PauseWatch;
 use pipe::ReturnPath;
 use rate_limit::RateLimit;
 
-/// What the thread works with. All of it can be made by one process and used by another one, which has no more privilege than
-/// CAP_NET_ADMIN and CAP_NET_BIND_SERVICE in the VM's [`crate::VmNetns`].
+/// What the threads need. One process can make it and pass it to another, which needs only CAP_NET_ADMIN and
+/// CAP_NET_BIND_SERVICE in the VM's [`crate::VmNetns`].
 #[derive(Debug)]
 pub struct PipeResources {
-    /// Who has which connection.
+    /// The connections that are not the VM's.
     pub flows: FlowTable,
-    /// What keeps its sockets silent while it stands still.
+    /// Keeps the host's sockets silent while the VM is paused.
     pub gate: EgressGate,
-    /// Where held packets are kept.
+    /// Packets of held connections.
     pub hold_queue: HoldQueue,
     /// Interface index of the VM's tap.
     pub tap: u32,
-    /// Of the veth to the space.
+    /// Interface index of the veth to the VM's namespace.
     pub veth: u32,
-    /// Of the veth for held packets.
+    /// Interface index of the veth for held packets.
     pub hold_veth: u32,
-    /// The VM's own addresses: those of its ends of connections.
+    /// The VM's addresses: its connections must have one of these.
     pub addresses: Vec<IpAddr>,
-    /// What the VM's sockets may send with, if the VM has: [`congestion_controls`].
+    /// Congestion controls that the VM's connections may use: [`congestion_controls`].
     pub congestion_controls: Vec<String>,
     /// Most pipes at a time.
     pub max_pipes: usize,
-    /// Most bytes a second for all of them together; `None` for no cap.
+    /// Cap in bytes per second over all pipes and copies; `None` for no cap.
     pub max_bytes_per_s: Option<u64>,
 }
 
 impl PipeResources {
-    /// A connection of the VM.
+    /// The flow of one of the VM's connections.
     fn flow(&self, guest: SocketAddr, peer: SocketAddr) -> Flow {
         Flow {
             tap: self.tap,
@@ -78,7 +80,7 @@ impl PipeResources {
         }
     }
 
-    /// Where connections go back to.
+    /// Where connections go when a pipe ends.
     fn return_path(&self) -> ReturnPath<'_> {
         ReturnPath {
             flows: &self.flows,
@@ -87,30 +89,30 @@ impl PipeResources {
     }
 }
 
-/// One end of a pipe.
+/// Source or sink of a pipe.
 #[derive(Debug)]
 pub enum Endpoint {
     /// A part of a file.
     File(FileRange),
-    /// A connection, taken out of the VM's socket.
+    /// A connection that the agent extracted from the VM's socket.
     Connection {
-        /// As the agent has taken it.
+        /// State of the connection.
         connection: Connection,
-        /// MAC address to which the VM sends its packets for the peer.
+        /// MAC address to which the VM sends packets for the peer.
         next_hop: [u8; 6],
     },
 }
 
-/// What is to be moved.
+/// A new pipe.
 #[derive(Debug)]
 pub struct PipeSpec {
-    /// A new number, or that of a connection that is held: the source.
+    /// A new number, or that of a held connection: the source.
     pub pipe: PipeId,
-    /// From here.
+    /// Where the bytes come from.
     pub source: Endpoint,
-    /// To there.
+    /// Where they go.
     pub sink: Endpoint,
-    /// How many bytes.
+    /// Number of bytes.
     pub length: u64,
 }
 
@@ -121,17 +123,17 @@ enum Order {
     Stop(PipeId),
     Reset(PipeId),
     Restored(PipeId),
-    /// Everything is reset; nothing is read or written any more when this is answered.
+    /// Resets everything; the answer means that no read or write follows.
     ResetAll(Sender<()>),
 }
 
-/// The threads' other end. Dropped, it resets all connections that the host has.
+/// Handle of the threads. Dropped, it resets all connections that the host has.
 #[derive(Debug)]
 pub struct Pipes {
     orders: Sender<Order>,
     wake: Arc<OwnedFd>,
     answers: Receiver<(u64, PipeReply)>,
-    /// How often the agent was gone: what is said to one is not said to the next.
+    /// Number of agents that have gone: replies to one of them do not go to the next.
     agents: u64,
     replied: Arc<OwnedFd>,
     stats: Arc<Mutex<PipeStats>>,
@@ -140,10 +142,10 @@ pub struct Pipes {
 }
 
 impl Pipes {
-    /// Starts the threads, in the calling thread's network namespace, which has to be the VM's [`crate::VmNetns`].
+    /// Starts the threads in the calling thread's network namespace, which must be the VM's [`crate::VmNetns`].
     ///
     /// # Errors
-    /// That there is no thread or no descriptor to be had.
+    /// No thread or descriptor is available.
     pub fn spawn(resources: PipeResources) -> io::Result<Self> {
         let flag = || -> io::Result<_> {
             let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
@@ -176,26 +178,26 @@ impl Pipes {
         })
     }
 
-    /// By what it is seen from now on whether the VM stands still. What is under way then stops within a tenth of a second, and
-    /// goes on when the VM does.
+    /// Sets the files that show whether the VM is paused. Work stops within 100 ms of a pause, and goes on when the
+    /// VM does.
     pub fn watch_pause(&self, probe: PauseProbe) {
         self.pause_watch.watch(probe);
     }
 
-    /// Whether the VM stands still, in the middle of something.
+    /// Whether the VM is paused while the host works for it.
     pub fn is_paused(&self) -> bool {
         self.pause_watch.is_paused()
     }
 
-    /// Answered with [`PipeReply::Held`] or [`PipeReply::Refused`].
+    /// Holds the packets of a connection's peer. The reply is [`PipeReply::Held`] or [`PipeReply::Refused`].
     pub fn hold(&self, pipe: PipeId, local: SocketAddr, peer: SocketAddr) {
-        self.order(Order::Hold(pipe, local, peer));
+        self.send_order(Order::Hold(pipe, local, peer));
     }
 
-    /// Answered with [`PipeReply::Refused`], or later with [`PipeReply::Finished`].
+    /// Starts a pipe. The reply is [`PipeReply::Refused`], or later [`PipeReply::Finished`].
     ///
     /// # Errors
-    /// Why a copy cannot be made, in a sentence.
+    /// Why a copy is not possible, in one sentence.
     pub fn start(&self, spec: PipeSpec) -> Result<(), String> {
         match spec {
             PipeSpec {
@@ -207,46 +209,47 @@ impl Pipes {
                 let copy = FileToFile::new(from, to, length).map_err(|e| write_refusal(&e))?;
                 self.copies.add(pipe, copy);
             }
-            spec => self.order(Order::Start(Box::new(spec))),
+            spec => self.send_order(Order::Start(Box::new(spec))),
         }
         Ok(())
     }
 
-    /// No more is moved; answered with [`PipeReply::Finished`].
+    /// Stops a pipe. The reply is [`PipeReply::Finished`].
     pub fn stop(&self, pipe: PipeId) {
         self.copies.stop(pipe);
-        self.order(Order::Stop(pipe));
+        self.send_order(Order::Stop(pipe));
     }
 
-    /// Its connections are reset; answered with [`PipeReply::Finished`] without any, if they had not come back before.
+    /// Resets the connections of a pipe. The reply is [`PipeReply::Finished`] without connections, unless they went
+    /// back before.
     pub fn reset(&self, pipe: PipeId) {
         self.copies.stop(pipe);
-        self.order(Order::Reset(pipe));
+        self.send_order(Order::Reset(pipe));
     }
 
-    /// The VM has it again, and gets what was kept for it.
+    /// Releases the connections of a pipe, with their held packets: the VM has restored them.
     pub fn restored(&self, pipe: PipeId) {
-        self.order(Order::Restored(pipe));
+        self.send_order(Order::Restored(pipe));
     }
 
-    /// The agent is gone: everything is reset, nothing is read or written any more when this returns, and nothing is answered to
-    /// what was before.
+    /// Resets everything: the agent is gone. After this returns, no read or write and no reply to an earlier request
+    /// follows.
     pub fn reset_all(&mut self) {
         self.agents += 1;
         self.copies.reset_all();
         let (done, ended) = channel();
-        self.order(Order::ResetAll(done));
+        self.send_order(Order::ResetAll(done));
         let _ = ended.recv();
     }
 
-    /// What is to be said to the agent.
+    /// The replies for the agent.
     pub fn replies(&self) -> impl Iterator<Item = PipeReply> {
         let _ = rustix::io::read(&*self.replied, &mut [0; 8]);
         let now = self.agents;
         (self.answers.try_iter()).filter_map(move |(to, message)| (to == now).then_some(message))
     }
 
-    /// What is done, as of the last half second.
+    /// Transfers and counters, at most half a second old.
     pub fn stats(&self) -> PipeStats {
         let stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
         let copies = self.copies.stats();
@@ -264,13 +267,13 @@ impl Pipes {
         }
     }
 
-    /// Readable when there is something to be said.
+    /// Readable when replies are available.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.replied.as_fd()
     }
 
-    fn order(&self, order: Order) {
-        // the thread ends only with this
+    fn send_order(&self, order: Order) {
+        // the thread ends only with this handle
         let _ = self.orders.send(order);
         wake(&self.wake);
     }
@@ -283,11 +286,11 @@ impl Drop for Pipes {
     }
 }
 
-/// Why nothing can be written to a file.
+/// Explains why the host cannot write to a file.
 fn write_refusal(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {
-            "this VM's files are not written by the host: see `writes` in [vm.pipe]; it takes raw images that go through \
+            "the host may not write to this VM's files; set `writes` in [vm.pipe], and use a raw image that goes through \
              the page cache"
                 .into()
         }
@@ -304,6 +307,6 @@ fn cpu_ms() -> u64 {
 }
 
 fn wake(flag: &OwnedFd) {
-    // full: then it is readable anyway
+    // a full counter is readable too
     let _ = rustix::io::write(flag, &1_u64.to_ne_bytes());
 }

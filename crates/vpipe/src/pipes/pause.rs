@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A VM that stands still: its connections on the host do as well, and its disks are not written to.
+//! Pauses the host's work for a VM while the VM is paused: its connections send nothing, and its disks are not
+//! written to.
 //!
-//! A process that is stopped, or a control group that is frozen, tells nobody. So while there is something under way the kernel is
-//! asked every [`POLL_INTERVAL`], by a thread of its own, which is not kept by a slow disk. What was stopped goes on where it was: nothing
-//! can be done to a VM meanwhile but to end it.
+//! The kernel sends no event when a process is stopped or a control group is frozen. So a thread of its own polls the
+//! kernel every [`POLL_INTERVAL`] while the host works for the VM; a slow disk does not delay it. Work that was
+//! paused goes on where it stopped.
 
 use std::fs::File;
 use std::io;
@@ -16,12 +17,12 @@ use std::time::Duration;
 use super::wake;
 use crate::EgressGate;
 
-/// Time between two looks.
+/// Time between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(25);
-/// Longest text that is read of a file of the kernel's.
+/// Bytes read of a status file.
 const MAX_STATUS_BYTES: usize = 1024;
 
-/// By what it is seen whether a VM stands still.
+/// Status files that show whether a VM is paused.
 #[derive(Debug, Default)]
 pub struct PauseProbe {
     threads: Vec<File>,
@@ -29,7 +30,7 @@ pub struct PauseProbe {
 }
 
 impl PauseProbe {
-    /// `threads` are `/proc/PID/task/TID/stat` of its vCPUs, `group` is `cgroup.events` of the control group that they are in.
+    /// `threads` are `/proc/PID/task/TID/stat` of the vCPUs, `group` is `cgroup.events` of their control group.
     pub fn new(threads: Vec<OwnedFd>, group: Option<OwnedFd>) -> Self {
         Self {
             threads: threads.into_iter().map(File::from).collect(),
@@ -37,7 +38,7 @@ impl PauseProbe {
         }
     }
 
-    /// Whether all vCPUs are stopped, or the group is frozen. What cannot be read does not stand still.
+    /// Whether all vCPUs are stopped, or the group is frozen. A file that cannot be read counts as running.
     fn is_paused(&self) -> bool {
         let stopped = |file| read(file, |text| state(text) == Some(b'T'));
         let frozen = |file| read(file, is_frozen);
@@ -52,20 +53,21 @@ fn read(file: &File, what: impl FnOnce(&[u8]) -> bool) -> bool {
     got.is_ok_and(|got| what(&text[..got]))
 }
 
-/// Third field of proc_pid_stat(5). The name before it may have parentheses of its own.
+/// Third field of proc_pid_stat(5). The name before it may contain parentheses.
 fn state(stat: &[u8]) -> Option<u8> {
     let close = stat.iter().rposition(|&byte| byte == b')')?;
     stat.get(close + 2).copied()
 }
 
-/// Of `cgroup.events`: the group is frozen, or one above it (kernel Documentation/admin-guide/cgroup-v2.rst).
+/// Whether `cgroup.events` says that the group, or one above it, is frozen (kernel
+/// Documentation/admin-guide/cgroup-v2.rst).
 fn is_frozen(events: &[u8]) -> bool {
     events
         .split(|&byte| byte == b'\n')
         .any(|line| line == b"frozen 1")
 }
 
-/// Who has something under way.
+/// A thread that works for the VM.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Thread {
     Connections,
@@ -79,16 +81,16 @@ struct Inner {
     stopping: bool,
 }
 
-/// What the threads share.
+/// State that the threads share.
 #[derive(Debug)]
 pub(super) struct PauseWatch {
     now: AtomicBool,
     inner: Mutex<Inner>,
-    changed_cond: Condvar,
+    wakeup: Condvar,
 }
 
 impl PauseWatch {
-    /// Starts the thread. `gate` is shut while the VM stands still; `changed` is told of each change.
+    /// Starts the thread. It closes `gate` while the VM is paused, and signals each change to `changed`.
     pub(super) fn start(gate: EgressGate, changed: Arc<OwnedFd>) -> io::Result<Arc<Self>> {
         let inner = Inner {
             probe: PauseProbe::default(),
@@ -98,16 +100,16 @@ impl PauseWatch {
         let shared = Arc::new(Self {
             now: AtomicBool::new(false),
             inner: Mutex::new(inner),
-            changed_cond: Condvar::new(),
+            wakeup: Condvar::new(),
         });
-        let its = shared.clone();
+        let thread = shared.clone();
         std::thread::Builder::new()
             .name("viola-pulse".into())
-            .spawn(move || its.run(&gate, &changed))?;
+            .spawn(move || thread.run(&gate, &changed))?;
         Ok(shared)
     }
 
-    /// Whether the VM stands still; as far as is known `false` while nothing is under way.
+    /// Whether the VM is paused; `false` while no thread works for it.
     pub(super) fn is_paused(&self) -> bool {
         self.now.load(Ordering::Acquire)
     }
@@ -116,17 +118,17 @@ impl PauseWatch {
         self.lock().probe = probe;
     }
 
-    /// Whether there is something under way now.
+    /// Notes whether a thread has work for the VM.
     pub(super) fn set_busy(&self, who: Thread, busy: bool) {
         let mut inner = self.lock();
         if std::mem::replace(&mut inner.busy[who as usize], busy) != busy {
-            self.changed_cond.notify_one();
+            self.wakeup.notify_one();
         }
     }
 
     pub(super) fn stop(&self) {
         self.lock().stopping = true;
-        self.changed_cond.notify_one();
+        self.wakeup.notify_one();
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -138,17 +140,18 @@ impl PauseWatch {
         while !inner.stopping {
             let busy = inner.busy.contains(&true);
             let paused = busy && inner.probe.is_paused();
-            // a gate that cannot be shut leaves what the sockets have already; the threads move no more anyway
+            // if the gate cannot be closed, the sockets still send what they have; the threads move no more in any
+            // case
             if paused != self.is_paused() {
                 let _ = gate.set_closed(paused);
                 self.now.store(paused, Ordering::Release);
                 wake(changed);
             }
             inner = if busy {
-                let waited = self.changed_cond.wait_timeout(inner, POLL_INTERVAL);
+                let waited = self.wakeup.wait_timeout(inner, POLL_INTERVAL);
                 waited.unwrap_or_else(PoisonError::into_inner).0
             } else {
-                let waited = self.changed_cond.wait(inner);
+                let waited = self.wakeup.wait(inner);
                 waited.unwrap_or_else(PoisonError::into_inner)
             };
         }
@@ -161,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_is_read_behind_whatever_name() {
+    fn the_state_is_read_behind_any_process_name() {
         assert_eq!(state(b"7 (a) T (b) T 1 7"), Some(b'T'));
         assert_eq!(state(b"7 (linux) S 1 7"), Some(b'S'));
         for bad in [&b""[..], b"7 (linux", b"7 (linux)", b"7 (linux) "] {
@@ -170,14 +173,14 @@ mod tests {
     }
 
     #[test]
-    fn a_frozen_group_is_known_by_its_line_alone() {
+    fn only_the_frozen_line_counts() {
         assert!(is_frozen(b"populated 1\nfrozen 1\n"));
         assert!(!is_frozen(b"populated 1\nfrozen 0\n"));
         assert!(!is_frozen(b"populated 1\nunfrozen 1\n"));
     }
 
     #[test]
-    fn a_vm_stands_still_when_all_its_threads_do() {
+    fn a_vm_is_paused_when_all_its_threads_are() {
         let (a, b) = (
             tempfile::NamedTempFile::new(),
             tempfile::NamedTempFile::new(),

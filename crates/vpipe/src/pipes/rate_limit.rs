@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How much the host may move for a VM: its cap in bytes a second, shared by all that is done for it.
+//! Rate limit of a VM: its cap in bytes per second over all pipes and copies.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use viola_policy::pipes::TokenBucket;
 
-/// See the module.
+/// A rate limit that several threads share.
 #[derive(Debug)]
 pub(super) struct RateLimit {
     since: Instant,
@@ -14,7 +14,7 @@ pub(super) struct RateLimit {
 }
 
 impl RateLimit {
-    /// `rate` in bytes a second; without one there is no cap.
+    /// A limit of `rate` bytes per second; `None` for no limit.
     pub(super) fn new(rate: Option<u64>) -> Self {
         Self {
             since: Instant::now(),
@@ -22,19 +22,22 @@ impl RateLimit {
         }
     }
 
-    /// How many of `wanted` bytes may be moved now, or how long to wait first.
+    /// How many of `wanted` bytes the caller may move now.
+    ///
+    /// # Errors
+    /// How long to wait first.
     pub(super) fn available(&self, now: Instant, wanted: u64) -> Result<u64, Duration> {
         let Some(cap) = &self.cap else {
             return Ok(wanted);
         };
-        let passed = now.saturating_duration_since(self.since).as_nanos();
-        let now_ns = u64::try_from(passed).unwrap_or(u64::MAX);
+        let elapsed = now.saturating_duration_since(self.since).as_nanos();
+        let now_ns = u64::try_from(elapsed).unwrap_or(u64::MAX);
         let mut cap = cap.lock().unwrap_or_else(PoisonError::into_inner);
         cap.available(now_ns, wanted)
             .map_err(|until| Duration::from_nanos(until.saturating_sub(now_ns).max(1000)))
     }
 
-    /// So many were moved.
+    /// Counts moved bytes.
     pub(super) fn consume(&self, bytes: u64) {
         if let Some(cap) = &self.cap {
             let mut cap = cap.lock().unwrap_or_else(PoisonError::into_inner);

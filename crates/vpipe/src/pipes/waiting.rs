@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Connections that neither the VM nor the host has just now.
+//! Held connections before and after a pipe: they wait for the VM.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -10,12 +10,12 @@ use viola_proto::pipe::Connection;
 use super::PipeResources;
 use crate::{Error, Flow, HostConnection, Result};
 
-/// The VM has so long to take a connection back.
+/// Time for the VM to restore returned connections; then the host resets them.
 const RESTORE_TIMEOUT: Duration = Duration::from_secs(30);
-/// The VM has so long to give a connection that is held for it.
+/// Time for the VM to start the pipe of a held connection; then the host releases it.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection that is held until it is given: the VM still has it.
+/// A held connection before its pipe starts. The VM still has it.
 #[derive(Debug)]
 pub(super) struct HeldConnection {
     pub(super) flow: Flow,
@@ -31,40 +31,43 @@ impl HeldConnection {
         now >= self.since + HOLD_TIMEOUT
     }
 
-    /// For so long the VM could not do anything.
+    /// Extconnections the timeout: the VM was paused for that long.
     pub(super) fn postpone(&mut self, time: Duration) {
         self.since += time;
     }
 }
 
-/// Connections of a pipe that the VM has not taken back yet.
+/// Connections of an ended pipe that the VM has not restored yet.
 #[derive(Debug)]
 pub(super) struct ReturnedConnections {
     since: Instant,
-    ends: Vec<(Flow, Connection)>,
+    connections: Vec<(Flow, Connection)>,
 }
 
 impl ReturnedConnections {
-    pub(super) fn new(ends: Vec<(Flow, Connection)>, now: Instant) -> Self {
-        Self { since: now, ends }
+    pub(super) fn new(connections: Vec<(Flow, Connection)>, now: Instant) -> Self {
+        Self {
+            since: now,
+            connections,
+        }
     }
 
     pub(super) fn flows(&self) -> impl Iterator<Item = Flow> {
-        self.ends.iter().map(|(flow, _)| *flow)
+        self.connections.iter().map(|(flow, _)| *flow)
     }
 
     pub(super) fn is_late(&self, now: Instant) -> bool {
         now >= self.since + RESTORE_TIMEOUT
     }
 
-    /// As with [`HeldConnection::postpone`].
+    /// Extconnections the timeout, as [`HeldConnection::postpone`].
     pub(super) fn postpone(&mut self, time: Duration) {
         self.since += time;
     }
 
-    /// Resets them: nobody will ever take them back, and the peers are not to wait for that.
+    /// Resets the connections. The host restores each one and closes it, so that the peers learn of it.
     pub(super) fn reset(self, resources: &mut PipeResources) {
-        for (flow, connection) in self.ends {
+        for (flow, connection) in self.connections {
             resources.hold_queue.discard(&flow);
             let state = viola_handover::from_wire(connection);
             let end = socket_for(&flow).and_then(|socket| {
@@ -77,20 +80,20 @@ impl ReturnedConnections {
                     None,
                 )
             });
-            // when it fails, the peer finds out by itself
+            // if this fails, the peer notices by its own timeouts
             drop(end);
             let _ = resources.flows.release(&flow);
         }
     }
 }
 
-/// Lets a connection go on at the VM, which gets what was kept for it.
+/// Releases a connection to the VM, with the held packets.
 pub(super) fn release_to_vm(resources: &mut PipeResources, flow: &Flow) {
-    // a connection that is held for ever helps nobody, and the agent cannot do anything about it
+    // if this fails, the agent could do nothing about it either
     let _ = resources.hold_queue.release(&resources.flows, flow);
 }
 
-/// In the calling thread's network namespace.
+/// Opens a socket for a connection, in the calling thread's network namespace.
 pub(super) fn socket_for(flow: &Flow) -> Result<OwnedFd> {
     tcp_socket(flow.guest.ip()).map_err(Error::kernel("making a socket"))
 }

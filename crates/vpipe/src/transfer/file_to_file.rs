@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From a file of the VM into another one.
+//! Copies a part of a VM's file to another file of the VM.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -13,34 +13,34 @@ use viola_extents::host::{Image, Sink, Source};
 use super::StepOutcome;
 use super::writeback::Writeback;
 
-/// Bytes that are copied at once where the kernel does not do it alone.
+/// Buffer size where the kernel does not copy between the two files itself.
 const COPY_BYTES: u64 = 256 << 10;
 
-/// A part of a file, on its image.
+/// A part of a file on a disk image.
 #[derive(Debug)]
 pub struct FileRange {
-    /// Of the disk that the file is on.
+    /// The image of the file's disk.
     pub image: Arc<Image>,
-    /// Where.
+    /// The file's extents.
     pub map: CheckedMap,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
 }
 
-/// Bytes on their way from a file into another one.
+/// A copy in progress.
 #[derive(Debug)]
 pub struct FileToFile {
     from: FileRange,
     to: FileRange,
     moved: u64,
     length: u64,
-    /// The kernel does not copy between these two by itself.
+    /// Whether the kernel cannot copy between these two files itself.
     through_memory: bool,
     writeback: Writeback,
 }
 
 impl FileToFile {
-    /// `length` bytes, all of which the source has to have.
+    /// A copy of `length` bytes, all of which the source must have.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`]: a file does not have these bytes, or no blocks for them ([`Image::sinks`]).
@@ -59,20 +59,20 @@ impl FileToFile {
         })
     }
 
-    /// Bytes that are in the file.
+    /// Bytes copied so far.
     pub fn moved(&self) -> u64 {
         self.moved
     }
 
-    /// All of them.
+    /// Bytes to copy.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// Copies up to `budget` bytes; disks are waited for.
+    /// Copies up to `budget` bytes; waits for the disks.
     ///
     /// # Errors
-    /// Of an image. [`io::ErrorKind::UnexpectedEof`]: the source's ends before the file does.
+    /// Of an image. [`io::ErrorKind::UnexpectedEof`]: the source's image ends before the file does.
     pub fn step(&mut self, budget: u64) -> io::Result<StepOutcome> {
         let stop = self.length.min(self.moved.saturating_add(budget));
         while self.moved < stop {
@@ -88,12 +88,12 @@ impl FileToFile {
         })
     }
 
-    /// As many as lie in one piece on both sides.
+    /// Copies bytes that are contiguous in both files.
     fn copy_next(&mut self, most: u64) -> io::Result<u64> {
         let to = &self.to;
         let sinks = to.image.sinks(&to.map, to.offset + self.moved, most)?;
         let sink = *sinks.first().ok_or(io::ErrorKind::InvalidInput)?;
-        let done = Self::copy_piece(&self.from, self.moved, &sink, &mut self.through_memory)?;
+        let done = Self::copy_contiguous(&self.from, self.moved, &sink, &mut self.through_memory)?;
         self.writeback.add(sink.fd, sink.offset, done);
         if self.moved + done == self.length {
             self.writeback.flush(sink.fd);
@@ -101,7 +101,7 @@ impl FileToFile {
         Ok(done)
     }
 
-    fn copy_piece(
+    fn copy_contiguous(
         from: &FileRange,
         moved: u64,
         sink: &Sink<'_>,
@@ -112,7 +112,8 @@ impl FileToFile {
         if let (Some(Source::File { fd, offset, len }), false) = (sources.first(), *through_memory)
         {
             match copy_range(*fd, *offset, (sink.fd, sink.offset), *len) {
-                // not for devices, not from one file system to another, not within one piece of a file
+                // the kernel copies neither devices, nor between file systems, nor within overlapping ranges of a
+                // file
                 Err(Errno::INVAL | Errno::XDEV | Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) => {
                     *through_memory = true;
                 }
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_of_both_files_are_matched_on_one_disk_and_on_two() {
+    fn extents_of_both_files_are_matched_on_one_disk_and_on_two() {
         let noise: Vec<u8> = (0..16 * M).map(|at| (at * 31 / 29) as u8).collect();
         let disk = || {
             let mut file = tempfile::tempfile().unwrap();
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_source_has_is_refused() {
+    fn ranges_outside_of_a_file_are_refused() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(16 * M).unwrap();
         let image = Arc::new(Image::open(vec![Layer::raw(file)]).unwrap());

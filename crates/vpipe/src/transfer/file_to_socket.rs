@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes of a guest's file from its disk's image into a socket, in pieces.
+//! Sends a part of a VM's file from its disk image to a socket.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -10,14 +10,14 @@ use viola_extents::host::{Image, Source};
 
 use super::{StepOutcome, byte_count};
 
-/// Largest piece that one system call moves, in bytes: what is done between two looks at budget and orders.
+/// Most bytes of one system call: between two of these the thread serves other pipes.
 const MAX_SENDFILE_BYTES: u64 = 1 << 20;
-/// Bytes that are copied at once where they cannot be sent as they are.
+/// Buffer size for bytes that the image does not have as such: zeros and compressed clusters.
 const COPY_BYTES: usize = 64 << 10;
 
 static ZEROS: [u8; COPY_BYTES] = [0; COPY_BYTES];
 
-/// A range of a file on its way into a socket.
+/// A range of a file that is being sent.
 #[derive(Debug)]
 pub struct FileToSocket {
     image: Arc<Image>,
@@ -27,7 +27,7 @@ pub struct FileToSocket {
 }
 
 impl FileToSocket {
-    /// `length` bytes from `offset`, or those up to the file's end where that comes first.
+    /// A transfer of `length` bytes from `offset`, or up to the file's end where that comes first.
     pub fn new(image: Arc<Image>, map: CheckedMap, offset: u64, length: u64) -> Self {
         let end = offset.saturating_add(length).min(map.len());
         Self {
@@ -38,16 +38,16 @@ impl FileToSocket {
         }
     }
 
-    /// Bytes that are still to be given to the socket.
+    /// Bytes that the socket has not accepted yet.
     pub fn left(&self) -> u64 {
         self.end - self.at
     }
 
-    /// Gives up to `budget` bytes to a socket that does not block; how many those were is the answer, too.
+    /// Sends up to `budget` bytes to a non-blocking socket. Returns how many, and the result.
     ///
     /// # Errors
-    /// Of the socket, or of reading the image. [`io::ErrorKind::UnexpectedEof`]: the image ends before the file does. What
-    /// went into the socket before is counted in [`FileToSocket::left`].
+    /// Of the socket, or of reading the image. [`io::ErrorKind::UnexpectedEof`]: the image ends before the file does.
+    /// [`FileToSocket::left`] counts the bytes sent before the error.
     pub fn step(&mut self, socket: BorrowedFd<'_>, budget: u64) -> io::Result<(u64, StepOutcome)> {
         let begun = self.at;
         let stop = self.end.min(self.at.saturating_add(budget));
@@ -72,7 +72,7 @@ impl FileToSocket {
         Ok((self.at - begun, turn))
     }
 
-    /// Sends all of a source, system call by system call, each counted at once; false when the socket takes no more.
+    /// Sends all bytes of a source and counts each system call; false when the socket accepts no more.
     fn send_source(&mut self, socket: BorrowedFd<'_>, source: Source<'_>) -> io::Result<bool> {
         let begun = self.at;
         let (Source::File { len, .. } | Source::Zero { len } | Source::Encoded { len }) = source;
@@ -102,7 +102,7 @@ impl FileToSocket {
     }
 }
 
-/// Some of the bytes; 0 at the file's end.
+/// Sends some bytes; 0 at the file's end.
 fn send_file(
     socket: BorrowedFd<'_>,
     file: BorrowedFd<'_>,
@@ -173,12 +173,13 @@ mod tests {
     }
 
     #[test]
-    fn extents_out_of_order_holes_and_zeros_come_as_the_file_has_them() {
+    fn unordered_extents_holes_and_zeros_are_sent_as_the_file_has_them() {
         let disk = noise(SIZE);
         let image = image(&disk);
         let (m, k) = (1 << 20, 1 << 10);
         let len = 4 * m + 200 * k + 77;
-        // 2 MiB from behind, 1 MiB unwritten, a hole of 300 KiB, the rest from the beginning; the file ends in a block
+        // 2 MiB from behind, 1 MiB unwritten, a hole of 300 KiB, the rest from the beginning; the file ends in a
+        // block
         let extents = [
             extent(0, 5 * m, 2 * m, false),
             extent(2 * m, m, m, true),
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_does_not_read_makes_it_full_and_nothing_is_lost() {
+    fn a_full_socket_loses_no_bytes() {
         let disk = noise(SIZE);
         let image = image(&disk);
         let map = image
@@ -250,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_has_become_shorter_is_an_error_and_not_zeros() {
+    fn a_truncated_image_is_an_error() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(&noise(1 << 20)).unwrap();
         let image = Arc::new(Image::open(vec![Layer::raw(file.reopen().unwrap())]).unwrap());
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_is_gone_is_an_error() {
+    fn a_closed_peer_is_an_error() {
         let image = image(&noise(SIZE));
         let map = image
             .check(&[extent(0, 0, SIZE as u64, false)], SIZE as u64)

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes from where they are to where they are wanted, in turns that do not block on a socket.
+//! Moves bytes between files and sockets, in steps that never block on a socket.
 //!
-//! | | into a connection | into a file |
+//! | | to a socket | to a file |
 //! |---|---|---|
 //! | from a file | [`FileToSocket`] | [`FileToFile`] |
-//! | from a connection | [`SocketToSocket`] | [`SocketToFile`] |
+//! | from a socket | [`SocketToSocket`] | [`SocketToFile`] |
+//!
+//! `SplicePipe` is the kernel pipe that the last two use; `Writeback` starts writeback of written files.
 
 mod file_to_file;
 mod file_to_socket;
@@ -20,32 +22,32 @@ pub use file_to_socket::FileToSocket;
 pub use socket_to_file::SocketToFile;
 pub use socket_to_socket::SocketToSocket;
 
-/// What has come of a turn.
+/// Result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StepOutcome {
-    /// The budget is used up.
+    /// The step used up its budget.
     BudgetUsed,
-    /// The sink takes no more for now.
+    /// The sink accepts no more bytes for now.
     SinkFull,
-    /// The source has nothing for now.
+    /// The source has no bytes for now.
     SourceEmpty,
-    /// All bytes are in the sink's hands.
+    /// All bytes are in the sink.
     Done,
-    /// The source will have no more; what it had is in the sink's hands.
+    /// The source has ended; all of its bytes are in the sink.
     SourceEnded,
 }
 
-/// Who has failed.
+/// Which side of a transfer failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TransferError {
-    /// The connection that bytes come from.
-    #[error("the source: {0}")]
+    /// The source's connection.
+    #[error("the source failed: {0}")]
     Source(#[source] io::Error),
-    /// The connection that they go to.
-    #[error("the sink: {0}")]
+    /// The sink's connection.
+    #[error("the sink failed: {0}")]
     Sink(#[source] io::Error),
-    /// The VM's disk. Bytes that were received, and not written, are lost: the connection they came by cannot go on.
-    #[error("the image: {0}")]
+    /// The VM's disk image. Received bytes that were not written are lost: their connection cannot go on.
+    #[error("the disk image failed: {0}")]
     Image(#[source] io::Error),
 }
 

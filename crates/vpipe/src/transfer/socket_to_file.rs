@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a connection brings, into a file of the VM.
+//! Writes received bytes of a socket to a VM's file on its disk image.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -11,7 +11,7 @@ use viola_extents::host::Image;
 use super::splice_pipe::SplicePipe;
 use super::{StepOutcome, TransferError};
 
-/// Bytes on their way from a socket into a file on its disk's image.
+/// A transfer from a socket to a file.
 #[derive(Debug)]
 pub struct SocketToFile {
     pipe: SplicePipe,
@@ -23,10 +23,11 @@ pub struct SocketToFile {
 }
 
 impl SocketToFile {
-    /// `length` bytes for the file from `offset` on, or those up to the source's end where that comes first.
+    /// A transfer of `length` bytes to the file at `offset`, or up to the source's end where that comes first.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`]: the file has no blocks for all of it ([`Image::sinks`]). Or there is no descriptor left.
+    /// [`io::ErrorKind::InvalidInput`]: the file has no blocks for all of it ([`Image::sinks`]). Otherwise no
+    /// descriptor is left.
     pub fn new(image: Arc<Image>, map: CheckedMap, offset: u64, length: u64) -> io::Result<Self> {
         image.sinks(&map, offset, length)?;
         Ok(Self {
@@ -39,17 +40,17 @@ impl SocketToFile {
         })
     }
 
-    /// Bytes that are in the file.
+    /// Bytes written so far.
     pub fn moved(&self) -> u64 {
         self.at - self.begin
     }
 
-    /// Bytes that are still to come.
+    /// Bytes still to come.
     pub fn left(&self) -> u64 {
         self.end - self.at
     }
 
-    /// Takes up to `budget` bytes of a socket that does not block.
+    /// Receives up to `budget` bytes from a non-blocking socket.
     ///
     /// # Errors
     /// Of the connection or of the image.
@@ -75,12 +76,12 @@ impl SocketToFile {
         Ok(StepOutcome::Done)
     }
 
-    /// All that the pipe holds.
+    /// Writes all bytes of the pipe.
     fn write(&mut self) -> io::Result<()> {
         while self.pipe.len() > 0 {
             let sinks = self.image.sinks(&self.map, self.at, self.pipe.len())?;
             let first = sinks.first().ok_or(io::ErrorKind::InvalidInput)?;
-            // the pipe holds bytes of further extents, too, which must not go into this one
+            // the pipe holds bytes of later extents, which must not go into this one
             self.at += self.pipe.drain_to_file(first.fd, first.offset, first.len)?;
         }
         Ok(())
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_land_in_the_files_blocks_and_nowhere_else() {
+    fn bytes_are_written_to_the_files_blocks_only() {
         let mut disk = tempfile::tempfile().unwrap();
         let before = vec![0xee; SIZE as usize];
         disk.write_all(&before).unwrap();
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_and_images_that_may_only_be_read_are_refused() {
+    fn holes_and_read_only_images_are_refused() {
         let disk = tempfile::NamedTempFile::new().unwrap();
         disk.as_file().set_len(SIZE).unwrap();
         let extents = [extent(0, 0, 4096, false), extent(8192, 8192, 4096, true)];

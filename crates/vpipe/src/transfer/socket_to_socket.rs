@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a connection brings, down another one.
+//! Moves received bytes of a socket to another socket.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -7,20 +7,20 @@ use std::os::fd::BorrowedFd;
 use super::splice_pipe::SplicePipe;
 use super::{StepOutcome, TransferError};
 
-/// Bytes on their way from one socket to another.
+/// A transfer from one socket to another.
 #[derive(Debug)]
 pub struct SocketToSocket {
     pipe: SplicePipe,
-    /// To be taken from the source.
+    /// Bytes still to be taken from the source.
     wanted: u64,
     moved: u64,
 }
 
 impl SocketToSocket {
-    /// `length` bytes, or those up to the source's end where that comes first.
+    /// A transfer of `length` bytes, or up to the source's end where that comes first.
     ///
     /// # Errors
-    /// That there is no descriptor left.
+    /// No descriptor is left.
     pub fn new(length: u64) -> io::Result<Self> {
         Ok(Self {
             pipe: SplicePipe::new()?,
@@ -29,27 +29,27 @@ impl SocketToSocket {
         })
     }
 
-    /// Bytes that are in the sink's hands.
+    /// Bytes that the sink has accepted.
     pub fn moved(&self) -> u64 {
         self.moved
     }
 
-    /// Bytes that are still to be given to the sink.
+    /// Bytes that the sink has not accepted yet.
     pub fn left(&self) -> u64 {
         self.wanted + self.pipe.len()
     }
 
-    /// Whether it has bytes that the source gave and the sink did not take yet.
+    /// Whether it has bytes that the source gave and the sink has not accepted yet.
     pub fn has_buffered(&self) -> bool {
         self.pipe.len() > 0
     }
 
-    /// Takes no more from the source than it has given already.
+    /// Takes no more bytes from the source.
     pub fn stop(&mut self) {
         self.wanted = 0;
     }
 
-    /// Moves up to `budget` bytes between sockets that do not block.
+    /// Moves up to `budget` bytes between non-blocking sockets.
     ///
     /// # Errors
     /// Of one of the connections.
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn exactly_so_many_bytes_go_and_the_rest_stays_with_the_source() {
+    fn bytes_beyond_the_length_stay_in_the_source() {
         let ((mut from, source), (mut to, sink)) = (sockets(), sockets());
         let all = bytes(5_000_100);
         let sent = all.clone();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_source_and_a_stop_leave_nothing_on_the_way() {
+    fn an_ended_source_and_a_stop_leave_no_bytes_in_the_pipe() {
         let ((mut from, source), (mut to, sink)) = (sockets(), sockets());
         from.write_all(b"all there is").unwrap();
         from.shutdown(Shutdown::Write).unwrap();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_known_which_end_has_failed() {
+    fn an_error_names_the_failed_end() {
         let ((_from, source), (to, sink)) = (sockets(), sockets());
         rustix::net::sockopt::set_socket_linger(&to, Some(std::time::Duration::ZERO)).unwrap();
         drop(to);

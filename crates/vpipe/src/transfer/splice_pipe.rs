@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel's pipe between two descriptors, by which bytes go without being copied to user space.
+//! A kernel pipe between two descriptors. Bytes pass through it without a copy to user space.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 
-/// Bytes it is to hold. The kernel counts the pages of all pipes of a user (`/proc/sys/fs/pipe-user-pages-soft`, 64 MiB), and
-/// a pipe that does not get so much works with less.
+/// Requested capacity. The kernel limits the pages of all pipes of a user (`/proc/sys/fs/pipe-user-pages-soft`, 64
+/// MiB); a pipe that gets less works nevertheless.
 const CAPACITY_BYTES: usize = 256 << 10;
 
-/// See the module.
+/// A kernel pipe and its fill level.
 #[derive(Debug)]
 pub(super) struct SplicePipe {
     out: OwnedFd,
@@ -25,42 +25,47 @@ impl SplicePipe {
         Ok(Self { out, into, held: 0 })
     }
 
-    /// Bytes that are in it.
+    /// Bytes in the pipe.
     pub(super) fn len(&self) -> u64 {
         self.held
     }
 
-    /// Takes up to `most` bytes of a socket that does not block into the empty pipe; 0 at its end.
-    pub(super) fn fill(&mut self, from: BorrowedFd<'_>, most: u64) -> io::Result<u64> {
-        let most = most.min(CAPACITY_BYTES as u64) as usize;
+    /// Moves up to `max_bytes` bytes from a non-blocking socket into the empty pipe; 0 at the socket's end.
+    pub(super) fn fill(&mut self, from: BorrowedFd<'_>, max_bytes: u64) -> io::Result<u64> {
+        let max_bytes = max_bytes.min(CAPACITY_BYTES as u64) as usize;
         let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
-        let got = retry(|| splice(from, None, self.into.as_fd(), None, most, flags))? as u64;
+        let got = retry(|| splice(from, None, self.into.as_fd(), None, max_bytes, flags))? as u64;
         self.held += got;
         Ok(got)
     }
 
-    /// Gives what it holds, or a part of it, to a socket that does not block.
+    /// Moves bytes from the pipe to a non-blocking socket. Returns how many.
     pub(super) fn drain_to_socket(&mut self, to: BorrowedFd<'_>) -> io::Result<u64> {
         self.drain(to, None, self.held)
     }
 
-    /// Gives up to `most` bytes of what it holds to a file, from `at` on; that is waited for.
+    /// Moves up to `max_bytes` bytes from the pipe to a file at offset `at`; waits for the disk.
     pub(super) fn drain_to_file(
         &mut self,
         to: BorrowedFd<'_>,
         at: u64,
-        most: u64,
+        max_bytes: u64,
     ) -> io::Result<u64> {
-        self.drain(to, Some(at), most.min(self.held))
+        self.drain(to, Some(at), max_bytes.min(self.held))
     }
 
-    fn drain(&mut self, to: BorrowedFd<'_>, mut at: Option<u64>, most: u64) -> io::Result<u64> {
+    fn drain(
+        &mut self,
+        to: BorrowedFd<'_>,
+        mut at: Option<u64>,
+        max_bytes: u64,
+    ) -> io::Result<u64> {
         let flags = match at {
             None => SpliceFlags::NONBLOCK | SpliceFlags::MOVE,
             Some(_) => SpliceFlags::MOVE,
         };
         let out = self.out.as_fd();
-        let gone = retry(|| splice(out, None, to, at.as_mut(), most as usize, flags))? as u64;
+        let gone = retry(|| splice(out, None, to, at.as_mut(), max_bytes as usize, flags))? as u64;
         if gone == 0 {
             return Err(io::ErrorKind::WriteZero.into());
         }

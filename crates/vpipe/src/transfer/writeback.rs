@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Written bytes go to the disk while the next ones are written.
+//! Starts writeback of written bytes while later bytes are written.
 //!
-//! Otherwise they all wait for the VM's flush, which begins to write them in the VM's own time: for a copy of 256 MiB
-//! that took as much of the VM's CPU time as everything else.
+//! Otherwise all bytes wait for the VM's flush, which writes them during the VM's own time: for a copy of 256 MiB
+//! that took as much of the VM's CPU time as all the rest.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Bytes that are sent to the disk at a time.
+/// Bytes after which writeback starts.
 const WRITEBACK_BYTES: u64 = 8 << 20;
 
-/// What was written to a file last, one piece, which is not on its way to the disk yet.
+/// The last contiguous written range whose writeback has not started.
 #[derive(Debug, Default)]
 pub(super) struct Writeback {
     from: u64,
@@ -17,7 +17,7 @@ pub(super) struct Writeback {
 }
 
 impl Writeback {
-    /// `len` bytes were written from `offset` on.
+    /// Adds `len` bytes written at `offset`.
     pub(super) fn add(&mut self, file: BorrowedFd<'_>, offset: u64, len: u64) {
         if offset != self.to {
             self.flush(file);
@@ -29,12 +29,12 @@ impl Writeback {
         }
     }
 
-    /// The rest.
+    /// Starts writeback of the rest.
     pub(super) fn flush(&mut self, file: BorrowedFd<'_>) {
         if self.from < self.to {
             let (from, len) = (self.from as i64, (self.to - self.from) as i64);
-            // SAFETY: numbers only, and a descriptor that is borrowed for as long.
-            // A hint: what fails is told to whoever flushes the file.
+            // SAFETY: numbers only, and a descriptor that is borrowed for the call. A hint: the kernel reports write
+            // errors to the process that flushes the file.
             let _ = unsafe {
                 libc::sync_file_range(file.as_raw_fd(), from, len, libc::SYNC_FILE_RANGE_WRITE)
             };
@@ -50,7 +50,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn a_piece_is_as_long_as_what_was_written_in_one_row() {
+    fn contiguous_writes_are_one_range() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&[1; 4096]).unwrap();
         let fd = file.as_fd();
