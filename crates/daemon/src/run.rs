@@ -63,13 +63,13 @@ pub fn run(config: &Path, dry_run: bool) -> Outcome {
     Ok(())
 }
 
-/// Keeps descriptors that the daemon inherited from its workers. It needs none of them: it binds its own socket.
+/// Lets workers inherit no descriptor that the daemon has inherited. The daemon needs none of them: it binds its own socket.
 fn close_inherited_on_exec() {
     let (first, last, flags) = (3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
     // SAFETY: a plain system call on numbers, which closes nothing in this process.
     if unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) } < 0 {
         let why = std::io::Error::last_os_error();
-        let what = format!("what was open at the start is open in its workers, too: {why}");
+        let what = format!("workers inherit the descriptors that were open at the start: {why}");
         log::line(Level::Warning, what);
     }
 }

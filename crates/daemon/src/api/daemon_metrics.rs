@@ -36,7 +36,7 @@ pub fn write(out: &mut Text, status: &Status) {
     out.head(
         name,
         Kind::Gauge,
-        "What the daemon is doing: 1 at one of them",
+        "What the daemon is doing: 1 for the current stage",
     );
     for (stage, word) in STAGES {
         let is = f64::from(u8::from(stage == status.stage));
@@ -46,18 +46,22 @@ pub fn write(out: &mut Text, status: &Status) {
     out.head(name, Kind::Gauge, "How long the daemon has run");
     out.line(name, &[], status.uptime_ns as f64 / 1e9);
     let name = "viola_interval_seconds";
-    out.head(name, Kind::Gauge, "Time between two looks at the VMs");
+    out.head(
+        name,
+        Kind::Gauge,
+        "Time between two ticks of the control loop",
+    );
     out.line(name, &[], status.interval_ns as f64 / 1e9);
     let name = "viola_failures_total";
-    let help = "Times that a mechanism ended without being asked to";
+    let help = "Failures of a mechanism";
     out.head(name, Kind::Counter, help);
     out.line(name, &[], status.failures.into());
     let name = "viola_domains_left_out";
-    let help = "VMs that asked for something they cannot get";
+    let help = "VMs that do not get the class or cap that was set";
     out.head(name, Kind::Gauge, help);
     out.line(name, &[], status.left_out.len() as f64);
     let name = "viola_events_total";
-    out.head(name, Kind::Counter, "Lines in the journal, by kind");
+    out.head(name, Kind::Counter, "Log lines, by kind");
     for (kind, word) in KINDS {
         out.line(name, &[("kind", word)], log::count(kind) as f64);
     }
@@ -66,14 +70,14 @@ pub fn write(out: &mut Text, status: &Status) {
     out.head(
         name,
         Kind::Gauge,
-        "Whether libvirt tells what happens to its VMs",
+        "Whether the daemon is connected to libvirt",
     );
     out.line(name, &[], f64::from(u8::from(libvirt.connected)));
     let name = "viola_libvirt_domains";
-    out.head(name, Kind::Gauge, "Domains that run, as libvirt says");
+    out.head(name, Kind::Gauge, "Running domains of libvirt");
     out.line(name, &[], libvirt.domains as f64);
     let name = "viola_libvirt_events_total";
-    out.head(name, Kind::Counter, "What libvirt told of its domains");
+    out.head(name, Kind::Counter, "Events of libvirt");
     out.line(name, &[], libvirt.events as f64);
     process(out);
 }

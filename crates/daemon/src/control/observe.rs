@@ -43,7 +43,7 @@ impl Control {
 
     /// Whether the host has to be scanned: libvirt reported a change, a VM ended, or the last scan is old.
     pub(crate) fn scan_is_due(&self, now: Instant) -> bool {
-        // Always taken: one event causes one scan.
+        // Taken at every tick, so that one event causes one scan.
         let has_changed = self.libvirt.as_ref().is_some_and(Libvirt::take_changed);
         has_changed || now >= self.next_scan || self.exits.has_any()
     }
@@ -72,7 +72,7 @@ impl Control {
         self.next_scan = now + (cpu_time * SCAN_TIME_DIVISOR).clamp(self.interval(), max_interval);
         let mut warnings: Vec<String> = scanned.err().map(|e| e.one_line()).into_iter().collect();
         warnings.extend(self.inputs.inventory.warnings().iter().cloned());
-        self.hand_vms_on();
+        self.distribute_vms();
         self.log_changes(&before);
         let unmetered = match self.meter.follow(self.inputs.vms()) {
             Ok(left_out) => left_out,
@@ -88,8 +88,8 @@ impl Control {
         self.warnings = warnings;
     }
 
-    /// Hands the VMs to the threads of vread, vpipe and lanes.
-    fn hand_vms_on(&self) {
+    /// Gives the VMs to the threads of vread, vpipe and lanes.
+    fn distribute_vms(&self) {
         let vms = self.inputs.vms();
         if let Some(workers) = &self.workers {
             workers.set_vms(vms);
@@ -149,7 +149,7 @@ impl Control {
     }
 }
 
-/// CPU time of the control loop so far. By CPU time rather than by the clock, a loaded host does not make scans rarer.
+/// CPU time of the control loop so far, by which the cost of a scan is measured: on a loaded host, wall time would make scans rarer.
 fn thread_cpu_time() -> Duration {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(t.tv_sec.unsigned_abs(), t.tv_nsec.unsigned_abs() as u32)

@@ -207,7 +207,7 @@ impl Control {
         if fixed(old) != fixed(new) {
             log::line(
                 Level::Warning,
-                "SIGHUP: socket, group, vms, run_dir and state_dir hold from the next start on",
+                "SIGHUP: socket, group, vms, run_dir and state_dir change only at the next start",
             );
         }
         config.daemon = viola_config::Daemon {
@@ -218,7 +218,10 @@ impl Control {
         let before: Vec<(Vm, Controls)> = vms
             .map(|vm| (vm.clone(), self.inputs.controls(vm)))
             .collect();
-        log::line(Level::Notice, format!("SIGHUP: {} holds", path.display()));
+        log::line(
+            Level::Notice,
+            format!("SIGHUP: {} is in force", path.display()),
+        );
         self.inputs.config = config;
         if let Some(workers) = &self.workers {
             workers.configure(&self.inputs.config);

@@ -110,15 +110,15 @@ pub fn libvirt(daemon: Option<&Libvirt>, config: &Config) -> Row {
         _ if !config.daemon.libvirt => row(
             RowState::Info,
             "off",
-            "it is not asked (libvirt = false in [daemon])".into(),
+            "switched off (libvirt = false in [daemon])".into(),
         ),
-        None => row(RowState::Info, "-", "no daemon runs that asks it".into()),
+        None => row(RowState::Info, "-", "no daemon runs".into()),
         Some(told) if told.connected => {
             let domains = match told.domains {
                 1 => "1 domain runs".to_owned(),
                 n => format!("{n} domains run"),
             };
-            let why = format!("{domains}; it tells when one starts, stops or gets other quotas");
+            let why = format!("{domains}; events report starts, stops and new quotas");
             row(RowState::Yes, "yes", why)
         }
         Some(told) => {

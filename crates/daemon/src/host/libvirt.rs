@@ -98,7 +98,11 @@ impl Libvirt {
         let thread = std::thread::Builder::new()
             .name("libvirt".into())
             .spawn(move || of_thread.run(&launch))
-            .map_err(|e| Failure::run(format!("the thread that asks libvirt cannot start: {e}")))?;
+            .map_err(|e| {
+                Failure::run(format!(
+                    "the thread that reads libvirt's events cannot start: {e}"
+                ))
+            })?;
         Ok(Self {
             inner,
             thread: Some(thread),
@@ -167,7 +171,9 @@ impl Inner {
                     .filter(|_| is_closed)
                     .map(|pid| (pid, Instant::now()));
                 self.disconnect(
-                    why.unwrap_or_else(|| "the process that asks libvirt has ended".into()),
+                    why.unwrap_or_else(|| {
+                        "the process that reads libvirt's events has ended".into()
+                    }),
                 );
                 delay = match no_library {
                     true => NO_LIBRARY_RETRY_DELAY,
@@ -208,7 +214,7 @@ impl Inner {
         let mut child = match started {
             Ok(child) => child,
             Err(e) => {
-                let why = format!("the process that asks libvirt cannot start: {e}");
+                let why = format!("the process that reads libvirt's events cannot start: {e}");
                 return (Some(why), false);
             }
         };

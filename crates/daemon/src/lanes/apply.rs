@@ -59,7 +59,7 @@ impl Manager {
         let found = entries.find(|e| e.pf == pf && e.vf == vf.index);
         // Another program uses this VF.
         let Some(entry) = found.cloned() else {
-            return Err(LaneError::Unusable("it is not viola's to take".into()));
+            return Err(LaneError::Unusable("another program uses it".into()));
         };
         self.take(&entry, why)
     }

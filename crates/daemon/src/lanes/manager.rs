@@ -210,7 +210,7 @@ impl Manager {
     pub(super) fn name(&self, number: u32) -> String {
         let has = |(_, n): &(&String, &u32)| **n == number;
         let found = self.numbers.iter().find(has);
-        found.map_or_else(|| "somebody else".to_owned(), |(id, _)| id.clone())
+        found.map_or_else(|| "another program".to_owned(), |(id, _)| id.clone())
     }
 
     pub(super) fn check_pools(&mut self, links: &[Link]) {

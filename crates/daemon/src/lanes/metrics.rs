@@ -6,7 +6,7 @@ use viola_proto::lanes::{Counts, Lanes, Nic, Pool};
 use crate::prometheus::{Kind, Metric, Text};
 
 const COUNTS: [Metric<Counts>; 8] = [
-    ("granted_total", Kind::Counter, "VFs given", |c| {
+    ("granted_total", Kind::Counter, "VFs granted", |c| {
         c.granted as f64
     }),
     ("revoked_total", Kind::Counter, "VFs taken back", |c| {
@@ -15,31 +15,31 @@ const COUNTS: [Metric<Counts>; 8] = [
     (
         "failed_total",
         Kind::Counter,
-        "VFs that a guest did not take",
+        "VFs that could not be granted",
         |c| c.failed as f64,
     ),
     (
         "kept_total",
         Kind::Counter,
-        "VFs that a guest did not give back in time",
+        "VFs that a guest did not release in time",
         |c| c.kept as f64,
     ),
     (
         "adopted_total",
         Kind::Counter,
-        "VFs found with their guests at the start",
+        "VFs that guests already had at the start",
         |c| c.adopted as f64,
     ),
     (
         "recovered_total",
         Kind::Counter,
-        "VFs found half given or half taken",
+        "VFs of switches that an earlier daemon did not finish",
         |c| c.recovered as f64,
     ),
     (
         "lost_total",
         Kind::Counter,
-        "VFs that went from a guest by themselves",
+        "VFs that disappeared from a guest",
         |c| c.lost as f64,
     ),
     (
@@ -66,7 +66,7 @@ const NIC: [Metric<Nic>; 6] = [
     (
         "intensity",
         Kind::Gauge,
-        "IF, by which VFs are given",
+        "I/O intensity (IF), by which VFs are granted",
         |n| n.intensity,
     ),
     (

@@ -28,7 +28,7 @@ const CORES: [Metric<Core>; 4] = [
     (
         "viola_core_late_max_seconds",
         Kind::Gauge,
-        "Longest time by which the core's controller came late",
+        "Longest delay of a wake-up of the core's controller",
         |c| c.late_max_ns as f64 / 1e9,
     ),
 ];
@@ -43,31 +43,31 @@ const BY_SCHED_EXT: [Metric<SchedulerCounts>; 6] = [
     (
         "viola_sched_ext_run_seconds_total",
         Kind::Counter,
-        "Time they ran",
+        "Time that its threads ran under sched_ext",
         |t| seconds(t.run_ns),
     ),
     (
         "viola_sched_ext_waits_total",
         Kind::Counter,
-        "Waits for a core that ended",
+        "Waits for a core under sched_ext",
         |t| t.waits as f64,
     ),
     (
         "viola_sched_ext_wait_seconds_total",
         Kind::Counter,
-        "Their sum",
+        "Sum of these waits",
         |t| seconds(t.wait_ns),
     ),
     (
         "viola_sched_ext_wait_max_seconds",
         Kind::Gauge,
-        "The longest",
+        "Longest of these waits",
         |t| seconds(t.wait_max_ns),
     ),
     (
         "viola_sched_ext_boosts_total",
         Kind::Counter,
-        "Times that it took a core from another VM when it woke",
+        "Times that a thread preempted another VM when it woke",
         |t| t.boosts as f64,
     ),
 ];

@@ -90,7 +90,7 @@ impl Agent {
         if !self.pipes.is_started_with(pipe, is_sending)
             && let Some(worker) = self.worker.take()
         {
-            worker.end("its [vm.pipe] is another one");
+            worker.end("[vm.pipe] of the VM has changed");
             self.stat = AgentStat::default();
         }
         if self.worker.is_some() || self.retry.must_wait(now) {
@@ -216,7 +216,7 @@ impl Agent {
             }
             Err(e) => {
                 self.watch = None;
-                self.why = format!("QEMU's events cannot be followed any more: {e}");
+                self.why = format!("QEMU's events stopped: {e}");
                 self.order(
                     now,
                     &Order::NoChannel {
@@ -279,7 +279,7 @@ impl Agent {
             Some(Ok(chains)) => Some(chains),
             Some(Err(e)) => {
                 self.watch = None;
-                self.why = format!("QEMU does not tell of its disks: {e}");
+                self.why = format!("QEMU does not report its disks: {e}");
                 self.order(
                     now,
                     &Order::NoChannel {
@@ -308,7 +308,7 @@ impl Agent {
             let order = Order::Images {
                 datanode: self.vm.id.to_string(),
                 images: specs.clone(),
-                why: "other disks".into(),
+                why: "the disks changed".into(),
             };
             let told = self
                 .worker
@@ -443,13 +443,15 @@ impl Agent {
             Session::NoChannel => self.why.clone(),
             Session::Silent => "no agent has answered yet".into(),
             Session::Ending => match &stat.held_by {
-                Some((reader, ms)) => format!("reads of {reader} are waited for since {ms} ms"),
-                None => "the agent is being welcomed".into(),
+                Some((reader, ms)) => format!("it waits for reads of {reader} since {ms} ms"),
+                None => "the agent's session starts".into(),
             },
             Session::Welcomed if stat.images.is_empty() && !self.left_out.is_empty() => {
                 self.left_out.join("; ")
             }
-            Session::Welcomed => "no file system of it is on a disk that viola can read yet".into(),
+            Session::Welcomed => {
+                "none of its file systems is on a disk that viola can read yet".into()
+            }
             Session::Proved => {
                 let all: Vec<&str> = stat.proved.values().map(String::as_str).collect();
                 all.join("; ")

@@ -62,7 +62,7 @@ impl Supervisor {
                         Level::Info,
                         &worker.vm,
                         format!(
-                            "vread: its {} worker (process {}) has gone on",
+                            "vread: adopted its {} worker (process {}) of an earlier daemon",
                             worker.role, worker.pid
                         ),
                     );
@@ -160,10 +160,10 @@ impl Supervisor {
             let has_no_worker =
                 self.agents.is_empty() && self.readers.is_empty() && self.adopted.is_empty();
             if !has_no_worker {
-                self.stop("nobody may read anything any more");
+                self.stop("the configuration allows no reader any more");
                 self.stopped = None;
                 for (_, reader) in std::mem::take(&mut self.readers) {
-                    reader.end("nobody may read anything any more");
+                    reader.end("the configuration allows no reader any more");
                 }
             }
             return;
@@ -288,7 +288,7 @@ impl Supervisor {
             .partition(|(_, r)| is_wanted(r));
         self.readers = kept;
         for (_, reader) in gone {
-            reader.end("it may not read any more, or by another socket");
+            reader.end("it may not read any more, or its socket changed");
         }
         for (name, socket, uid, transport) in wanted {
             if !self.readers.contains_key(name) {
@@ -329,7 +329,7 @@ impl Supervisor {
             log::about(
                 Level::Info,
                 &id,
-                "vread: the VM is gone, or its blocks may not be read any more",
+                "vread: its worker ends: the VM is gone, or no VM may read its blocks any more",
             );
             if let Some(worker) = agent.worker {
                 worker.end("the VM is gone");
@@ -448,7 +448,7 @@ impl Supervisor {
             (None, _) => "it has not started yet".into(),
             (_, Some(why)) => format!("{why}; viola start goes on"),
             (Some(c), _) if c.vread.is_off() && c.vms.iter().all(|vm| vm.pipe.is_none()) => {
-                "nobody may read anything: see allow in [vread]".to_owned()
+                "no VM may read blocks: see allow in [vread]".to_owned()
             }
             _ => self.error.clone().unwrap_or_default(),
         };

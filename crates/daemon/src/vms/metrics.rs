@@ -20,7 +20,7 @@ const GAUGES: [Gauge; 8] = [
     ),
     (
         "viola_domain_share_ratio",
-        "Part of its cores that its weight entitles it to while all VMs want to run",
+        "Part of its cores that it gets by weight while all VMs want to run",
         |vm| Some(vm.share),
     ),
     (
@@ -35,7 +35,7 @@ const GAUGES: [Gauge; 8] = [
     ),
     (
         "viola_domain_cap_cores",
-        "Most that it may use, in cores; absent without a limit",
+        "Cap, in cores; absent without a cap",
         |vm| vm.cap_permille.map(|p| f64::from(p) / 1e3),
     ),
     (
@@ -73,12 +73,12 @@ const COUNTERS: [Counter; 11] = [
     ),
     (
         "viola_domain_switches_total",
-        "Times that one of its vCPUs was put on a core",
+        "Times that one of its vCPUs was switched to",
         |vm| vm.vcpu_total().switches as f64,
     ),
     (
         "viola_domain_preemptions_total",
-        "Times that one of its vCPUs lost the core while it wanted to go on",
+        "Times that one of its vCPUs was preempted",
         |vm| vm.vcpu_total().preempted as f64,
     ),
     (

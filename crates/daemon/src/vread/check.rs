@@ -19,7 +19,7 @@ pub fn row(daemon: Option<&viola_proto::vread::Vread>, config: &Vread) -> Row {
         return row(
             RowState::Info,
             "off".into(),
-            "nobody may read blocks of other VMs".into(),
+            "no VM may read blocks of another VM".into(),
             Some("see allow in [vread]"),
         );
     }
@@ -92,7 +92,7 @@ pub fn other_hosts(daemon: Option<&viola_proto::vread::Vread>, config: &Vread) -
     );
     if host.strangers > 0 {
         why.push_str(&format!(
-            "; {} connections refused, of hosts with another key",
+            "; {} connections refused, of hosts with an unknown key",
             host.strangers
         ));
     }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_daemon_the_key_is_looked_at() {
+    fn without_a_daemon_the_key_is_checked() {
         let dir = tempfile::tempdir().unwrap();
         let config = config(dir.path());
         let said = other_hosts(None, &config).unwrap();
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_is_away_is_told_with_its_reason() {
+    fn a_host_that_is_not_connected_is_shown_with_a_reason() {
         let dir = tempfile::tempdir().unwrap();
         let config = config(dir.path());
         let mut shown = Shown {
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(said.state, RowState::No);
         assert_eq!(
             said.why,
-            "connected to 0 of 1, 0 of 1 connected to this one; 2 connections refused, of hosts with another key; \
+            "connected to 0 of 1, 0 of 1 connected to this one; 2 connections refused, of hosts with an unknown key; \
              b: connection refused"
         );
         shown.peers[0].connected = true;

@@ -21,25 +21,25 @@ const DATANODE: [Metric<Datanode>; 10] = [
     (
         "held_bytes",
         Kind::Gauge,
-        "Bytes of deleted files that are held back",
+        "Bytes of deleted files that are kept for reads",
         |d| d.held_bytes as f64,
     ),
     (
         "waiting_leases",
         Kind::Gauge,
-        "Withdrawn names that a read is waited for",
+        "Withdrawn names whose reads are not over",
         |d| d.waiting as f64,
     ),
     (
         "epoch",
         Kind::Gauge,
-        "Number of the agreement with its agent",
+        "Epoch of its block names; a new epoch withdraws all names",
         |d| d.epoch as f64,
     ),
-    ("named_total", Kind::Counter, "Names given", |d| {
+    ("named_total", Kind::Counter, "Blocks named", |d| {
         d.named as f64
     }),
-    ("withdrawn_total", Kind::Counter, "Names withdrawn", |d| {
+    ("withdrawn_total", Kind::Counter, "Blocks withdrawn", |d| {
         d.withdrawn as f64
     }),
     ("lookups_total", Kind::Counter, "Look-ups of readers", |d| {
@@ -48,7 +48,7 @@ const DATANODE: [Metric<Datanode>; 10] = [
     (
         "unknown_total",
         Kind::Counter,
-        "Look-ups of blocks that were not known",
+        "Look-ups of unknown blocks",
         |d| d.unknown as f64,
     ),
 ];
@@ -68,7 +68,7 @@ const READER: [Metric<Reader>; 7] = [
     (
         "withdrawn_reads_total",
         Kind::Counter,
-        "Reads of blocks withdrawn meanwhile",
+        "Reads of blocks that were withdrawn before the read",
         |r| r.withdrawn as f64,
     ),
     (
@@ -122,7 +122,7 @@ const PEER: [Metric<Peer>; 10] = [
     (
         "unknown_total",
         Kind::Counter,
-        "Blocks not known or not allowed, in both directions",
+        "Requests for unknown or denied blocks, in both directions",
         |p| p.unknown as f64,
     ),
     (
@@ -159,7 +159,11 @@ pub fn write(out: &mut Text, vread: &Vread) {
         ("host", p.name.clone())
     });
     let name = "viola_vread_peer_refused_total";
-    out.head(name, Kind::Counter, "Connections of hosts with another key");
+    out.head(
+        name,
+        Kind::Counter,
+        "Connections of hosts with an unknown key",
+    );
     if let Some(host) = &vread.host {
         out.line(name, &[], host.strangers as f64);
     }
@@ -170,13 +174,13 @@ pub fn write(out: &mut Text, vread: &Vread) {
             out.line(name, &[("vm", &r.name), ("datanode", datanode)], *n as f64);
         }
     }
-    let why = "What was refused, by reason";
+    let why = "Refused names, by reason";
     let name = "viola_vread_datanode_refusals_total";
     reasons(out, name, why, datanodes, |d| (&d.name, &d.refusals));
     let why = "Ends of all leases, by reason";
     let name = "viola_vread_datanode_ends_total";
     reasons(out, name, why, datanodes, |d| (&d.name, &d.ends));
-    let why = "What was left to the DataNode, by reason";
+    let why = "Requests that the DataNode had to serve, by reason";
     let name = "viola_vread_reader_refusals_total";
     reasons(out, name, why, readers, |r| (&r.name, &r.refusals));
 }

@@ -1,9 +1,97 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Advice that vread adds to reports of VMs. Readers, DataNode VMs and other hosts show themselves, see `Reader::status`,
-//! `Peers::status` and [`crate::supervisor::Workers::shown`].
+//! What the control socket shows of readers and other hosts, and the advice that vread adds to reports of VMs. The agent of a DataNode
+//! VM serves vpipe as well, so `supervisor/agent.rs` shows it.
 
 use viola_proto::VmReport;
-use viola_proto::vread::{Reader, Vread};
+use viola_proto::vread::{self as shown, Vread};
+use viola_vread::control::StreamState;
+
+use super::apply::peers::Peers;
+use super::apply::reader::Reader;
+use viola_config::Transport;
+
+impl Reader {
+    /// What the control socket shows.
+    pub fn status(&self) -> shown::Reader {
+        let stat = &self.stat;
+        shown::Reader {
+            name: self.name.clone(),
+            running: self.worker.is_some(),
+            why: match &self.worker {
+                Some(_) if stat.connected => String::new(),
+                Some(_) => self.stream.why().to_owned(),
+                None => self.why.clone(),
+            },
+            pid: self.worker.as_ref().map_or(0, |w| w.pid),
+            socket: match self.transport {
+                Transport::Stream => String::new(),
+                _ => self.socket.display().to_string(),
+            },
+            connected: stat.connected,
+            transport: match (stat.stream, stat.connected) {
+                (StreamState::Connected, _) => "stream".into(),
+                (_, true) => "virtiofs".into(),
+                _ => String::new(),
+            },
+            datanodes: self.pairs.ids().cloned().collect(),
+            requests: stat.requests,
+            reads: stat.reads,
+            bytes: stat
+                .bytes
+                .iter()
+                .chain(&stat.remote_bytes)
+                .map(|(from, n)| (from.clone(), *n))
+                .collect(),
+            remote_reads: stat.remote_reads,
+            remote_errors: stat.remote_errors,
+            open: stat.open,
+            withdrawn: stat.withdrawn,
+            refusals: stat.refusals.clone(),
+        }
+    }
+}
+
+impl Peers {
+    /// What the control socket shows: this host's worker, and each other host.
+    pub fn status(&self) -> (Option<shown::Host>, Vec<shown::Peer>) {
+        if self.listed.is_empty() {
+            return (None, Vec::new());
+        }
+        let identity = self.identity.as_ref();
+        let host = shown::Host {
+            running: self.worker.is_some(),
+            why: self.why.clone(),
+            pid: self.worker.as_ref().map_or(0, |w| w.pid),
+            fingerprint: identity.map_or_else(String::new, |i| i.fingerprint.clone()),
+            listening: self.stat.listening.clone(),
+            datanodes: self.pairs.ids().cloned().collect(),
+            strangers: self.stat.strangers,
+        };
+        let peer = |(name, address): &(String, Option<String>)| {
+            let counts = self.stat.peers.get(name).cloned().unwrap_or_default();
+            shown::Peer {
+                name: name.clone(),
+                address: address.clone().unwrap_or_default(),
+                connected: counts.links_out > 0,
+                incoming: counts.links_in > 0,
+                why: match &self.worker {
+                    Some(_) if counts.links_out > 0 => String::new(),
+                    Some(_) => counts.why,
+                    None => self.why.clone(),
+                },
+                asked: counts.asked,
+                answered: counts.answered,
+                bytes_read: counts.bytes_in,
+                bytes_served: counts.bytes_out,
+                unknown: counts.unknown,
+                withdrawn: counts.withdrawn,
+                errors: counts.io_errors,
+                broken: counts.broken,
+            }
+        };
+        (Some(host), self.listed.iter().map(peer).collect())
+    }
+}
 
 /// Advises VMs that may read blocks of this host to mount them.
 pub fn add_advice(vms: &mut [VmReport], vread: &Vread) {
@@ -15,7 +103,7 @@ pub fn add_advice(vms: &mut [VmReport], vread: &Vread) {
             .sum::<u64>()
     };
     for vm in vms {
-        let is_it = |r: &&Reader| r.name == vm.name || r.name == vm.id;
+        let is_it = |r: &&shown::Reader| r.name == vm.name || r.name == vm.id;
         let Some(reader) = vread.readers.iter().find(is_it) else {
             continue;
         };
@@ -46,11 +134,11 @@ mod tests {
     fn a_vm_that_may_read_blocks_without_a_mount_gets_advice() {
         let mut view = crate::testing::view(&["client", "web"]);
         let mut vread = Vread {
-            readers: vec![Reader {
+            readers: vec![shown::Reader {
                 name: "client".into(),
                 running: true,
                 datanodes: vec!["uml:dn1".into()],
-                ..Reader::default()
+                ..shown::Reader::default()
             }],
             datanodes: vec![Datanode {
                 vm: "uml:dn1".into(),

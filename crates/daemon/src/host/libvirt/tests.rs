@@ -133,6 +133,6 @@ fn an_endless_line_ends_the_process() {
     let _daemon = Daemon::start(folder.path());
     let libvirt = Libvirt::start(launch).unwrap();
     until("given up", || {
-        libvirt.shown().why == "the process that asks libvirt has ended"
+        libvirt.shown().why == "the process that reads libvirt's events has ended"
     });
 }

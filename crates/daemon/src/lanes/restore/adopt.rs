@@ -60,7 +60,7 @@ impl Manager {
                 self.policy.adopt(now, place, policy::Nic { vm, network });
                 let (pf, index) = (&vf.pf.name, vf.index);
                 self.log_once(format!(
-                    "VF {index} of {pf} is with somebody else, and stays there"
+                    "VF {index} of {pf} is used by another program, and stays there"
                 ));
             }
         }
@@ -113,9 +113,11 @@ impl Manager {
             }
             Ok(Recovered::Free) => {
                 self.totals.recovered += 1;
-                format!("VF {index} of {pf} was found with it half given or taken, and is free")
+                format!(
+                    "an earlier daemon did not finish a switch of VF {index} of {pf}, which is free now"
+                )
             }
-            Err(e) => format!("VF {index} of {pf} was found with it, and stays: {e}"),
+            Err(e) => format!("it keeps VF {index} of {pf}: {e}"),
         };
         log::about(Level::Notice, &entry.guest, what);
         if let Ok(Recovered::Held) = settled {
@@ -130,7 +132,7 @@ impl Manager {
     /// A guest no longer has its VF.
     pub(in crate::lanes) fn lost(&mut self, at: usize, vf: &VfDevice, entry: &Entry) {
         self.totals.lost += 1;
-        let what = format!("VF {} of {} went from it", vf.index, vf.pf.name);
+        let what = format!("VF {} of {} disappeared from it", vf.index, vf.pf.name);
         log::about(Level::Warning, &entry.guest, what);
         let card = self.pools[at].card_of(self.nic_of(at, &entry.guest));
         let done = card.withdraw(vf.index, entry.mac);

@@ -217,7 +217,7 @@ impl Engine {
             mechanism.apply(&without_moving, vms, acct.as_deref_mut())?;
             self.applied = without_moving;
         }
-        self.pins.set_waiting_cores(waiting_cores(&draft.plan, vms));
+        self.pins.set_hold_cores(hold_cores(&draft.plan, vms));
         let pinned = self.pins.apply(&draft.pins, vms)?;
         for id in &pinned.changed {
             log::about(
@@ -274,8 +274,8 @@ impl Drop for Engine {
     }
 }
 
-/// The regular cores on which turbo vCPUs wait while their turbo core is busy.
-fn waiting_cores(plan: &Plan, vms: &[Vm]) -> DesiredPins {
+/// The regular cores on which turbo vCPUs are held while the regular vCPUs of their VM are due the rest of its share.
+fn hold_cores(plan: &Plan, vms: &[Vm]) -> DesiredPins {
     let mut cores = DesiredPins::new();
     for plan in plan.cores.iter().flat_map(|core| &core.vms) {
         let (Some(cpu), Some(vm)) = (

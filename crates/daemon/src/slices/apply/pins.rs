@@ -20,8 +20,8 @@ pub struct Pins {
     state: SavedState,
     /// Affinities that viola set.
     ours: DesiredPins,
-    /// Cores on which the mechanism lets pinned threads wait. A thread that is there was moved by viola, too.
-    waiting: DesiredPins,
+    /// Cores on which the mechanism holds pinned threads at times. A thread that is there was moved by viola, too.
+    held: DesiredPins,
 }
 
 /// What [`Pins::apply`] changed.
@@ -40,7 +40,7 @@ impl Pins {
             file,
             state: SavedState::default(),
             ours: DesiredPins::new(),
-            waiting: DesiredPins::new(),
+            held: DesiredPins::new(),
         }
     }
 
@@ -54,7 +54,7 @@ impl Pins {
 
     /// The same, where `now` is the affinity that was just read.
     pub fn without_pin(&mut self, vm: &Vm, thread: &Thread, now: CpuSet) -> CpuSet {
-        let is_waiting = self.is_waiting(thread, &now);
+        let is_held = self.is_held(thread, &now);
         let saved = self
             .state
             .vms
@@ -67,7 +67,7 @@ impl Pins {
             .find(|s| s.tid == thread.tid && s.start_time == thread.start_time);
         match self.ours.get(thread) {
             // As viola set it.
-            Some(ours) if *ours == now || is_waiting => {
+            Some(ours) if *ours == now || is_held => {
                 known.map_or(&saved.affinity, |k| &k.affinity).clone()
             }
             // Another program has changed it since.
@@ -88,16 +88,16 @@ impl Pins {
         }
     }
 
-    /// Sets the cores on which the mechanism lets pinned threads wait.
-    pub fn set_waiting_cores(&mut self, cores: DesiredPins) {
-        self.waiting.retain(|t, _| self.ours.contains_key(t));
+    /// Sets the cores on which the mechanism holds pinned threads at times.
+    pub fn set_hold_cores(&mut self, cores: DesiredPins) {
+        self.held.retain(|t, _| self.ours.contains_key(t));
         for (thread, cpus) in cores {
-            self.waiting.entry(thread).or_default().extend(&cpus);
+            self.held.entry(thread).or_default().extend(&cpus);
         }
     }
 
-    fn is_waiting(&self, thread: &Thread, now: &CpuSet) -> bool {
-        let cores = self.waiting.get(thread);
+    fn is_held(&self, thread: &Thread, now: &CpuSet) -> bool {
+        let cores = self.held.get(thread);
         now.len() == 1 && cores.is_some_and(|cores| now.iter().all(|cpu| cores.contains(cpu)))
     }
 
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_on_its_waiting_core_counts_as_pinned() {
+    fn a_thread_on_its_hold_core_counts_as_pinned() {
         let dir = tempfile::tempdir().unwrap();
         let mut pins = Pins::new(dir.path().join("affinity.json"));
         let sleeper = Sleeper::new();
@@ -385,7 +385,7 @@ mod tests {
         let (vm, before) = (sleeper.vm(), sleeper.affinity());
         let wanted = pin(&vm, first);
         pins.apply(&wanted, std::slice::from_ref(&vm)).unwrap();
-        pins.set_waiting_cores(pin(&vm, second));
+        pins.set_hold_cores(pin(&vm, second));
         let away: CpuSet = [second].into_iter().collect();
         let _ = attrs::set_affinity(vm.pid, &away).unwrap();
         let thread = vm.threads().next().unwrap();

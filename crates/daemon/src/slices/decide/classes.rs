@@ -172,7 +172,7 @@ impl Classes {
     pub fn class(&self, id: &VmId, setting: ClassSetting) -> Class {
         match setting {
             ClassSetting::Ls => Class::Ls,
-            // A turbo vCPU is no matter of class.
+            // In the plan, a VM of class turbo is a batch VM with a turbo vCPU.
             ClassSetting::Batch | ClassSetting::Turbo => Class::Batch,
             ClassSetting::Auto => self.vms.get(id).map_or(Class::Batch, |s| s.chosen),
         }

@@ -115,7 +115,7 @@ impl Support {
         }
         if slices.mode != Mode::Interleaved {
             return Err(Obstacle::new(
-                "it knows mode interleaved only",
+                "it supports only mode interleaved",
                 "leave mode out of [slices], or name slots as the mechanism",
             ));
         }
@@ -152,7 +152,7 @@ fn eevdf(facts: &HostFacts) -> Result<String, Obstacle> {
     if !facts.kernel.has_fair_slice() {
         return Err(Obstacle::new(
             format!(
-                "kernel {}.{} takes no slice for a thread",
+                "kernel {}.{} has no slice per thread",
                 facts.kernel.major, facts.kernel.minor
             ),
             "run Linux 6.12 or later",
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_need_cores_that_are_set_aside_and_one_that_is_not() {
+    fn slots_need_cores_set_aside_and_one_left_for_the_host() {
         let f = facts("6.18.1");
         assert_eq!(
             able().slots(&f, &slices("cores = \"1-2\"")),
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_kernel_is_refused_unless_forced() {
+    fn an_old_kernel_has_no_slots_unless_forced() {
         let f = facts("6.1.0-18-amd64");
         assert!(
             why(able().slots(&f, &slices("cores = \"1\"")))

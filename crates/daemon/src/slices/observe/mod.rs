@@ -52,7 +52,7 @@ impl Slices {
                 }
             }
             for s in &vm.service {
-                // A thread that ended, or belongs to another user's namespace, is planned by what its VM may run on.
+                // A thread that ended, or whose affinity cannot be read, is planned by the cores of its VM.
                 if let Ok(Some(cpus)) = self.engine.pins.allowed(vm, &s.thread) {
                     allowed.insert(s.thread.tid, cpus);
                 }

@@ -108,7 +108,7 @@ impl Layout<'_> {
         true
     }
 
-    /// Sets class, slice, cap and waiting core of a VM on a core of [`Algorithm::Turbo`] or [`Algorithm::Regular`]. There the cap
+    /// Sets class, slice, cap and hold core of a VM on a core of [`Algorithm::Turbo`] or [`Algorithm::Regular`]. There the cap
     /// holds for all its cores together.
     ///
     /// [`Algorithm::Turbo`]: viola_sched::Algorithm::Turbo

@@ -5,4 +5,4 @@
 pub mod pairs;
 pub mod peers;
 pub mod reader;
-mod stream;
+pub mod stream;

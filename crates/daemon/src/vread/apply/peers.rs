@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use viola_proto::vread as shown;
 use viola_vread::control::{Grant, Order, PeerSpec, PeerStat, Role, Secret, Source, WorkerSetup};
 
 use super::pairs::{Datanode, Failed, Pairs};
@@ -48,22 +47,22 @@ struct Asker {
 /// State of the connections to other hosts.
 #[derive(Debug, Default)]
 pub struct Peers {
-    worker: Option<Worker>,
+    pub(in crate::vread) worker: Option<Worker>,
     /// Its counts, as of the last poll.
     pub stat: PeerStat,
     /// What it was started with.
     setup: Option<Setup>,
-    identity: Option<Identity>,
+    pub(in crate::vread) identity: Option<Identity>,
     tried: Option<Instant>,
     /// What the worker knows of other hosts.
     specs: Option<Vec<PeerSpec>>,
-    pairs: Pairs,
+    pub(in crate::vread) pairs: Pairs,
     askers: BTreeMap<String, Asker>,
     addresses: Addresses,
     /// Hosts of the configuration: name and address.
-    listed: Vec<(String, Option<String>)>,
+    pub(in crate::vread) listed: Vec<(String, Option<String>)>,
     retry: Retry,
-    why: String,
+    pub(in crate::vread) why: String,
 }
 
 impl Peers {
@@ -90,7 +89,7 @@ impl Peers {
             .map(|p| (p.name.clone(), p.address.clone()))
             .collect();
         if config.peers.is_empty() {
-            self.end("there are no other hosts any more");
+            self.end("the configuration names no other host any more");
             self.why.clear();
             return;
         }
@@ -121,7 +120,7 @@ impl Peers {
             fingerprint: identity.fingerprint.clone(),
         };
         if self.worker.is_some() && self.setup.as_ref() != Some(&wanted) {
-            self.end("its key, its address or the ports of other hosts are others now");
+            self.end("its key, its address or the ports of other hosts changed");
         }
         let must_wait = self
             .tried
@@ -188,7 +187,7 @@ impl Peers {
         self.forget_orders();
         let then = match self.retry.failed(now, why.to_owned()) {
             NextTry::After(delay) => format!("a new one starts in {} s", delay.as_secs()),
-            NextTry::Never => "other hosts are left alone; viola start tries again".into(),
+            NextTry::Never => "it stays off; viola start tries again".into(),
         };
         log::line(
             Level::Error,
@@ -362,46 +361,6 @@ impl Peers {
             Some(Err(e)) => self.fail(now, &chain(&e)),
             None => {}
         }
-    }
-
-    /// What the control socket shows: this host's worker, and each other host.
-    pub fn status(&self) -> (Option<shown::Host>, Vec<shown::Peer>) {
-        if self.listed.is_empty() {
-            return (None, Vec::new());
-        }
-        let identity = self.identity.as_ref();
-        let host = shown::Host {
-            running: self.worker.is_some(),
-            why: self.why.clone(),
-            pid: self.worker.as_ref().map_or(0, |w| w.pid),
-            fingerprint: identity.map_or_else(String::new, |i| i.fingerprint.clone()),
-            listening: self.stat.listening.clone(),
-            datanodes: self.pairs.ids().cloned().collect(),
-            strangers: self.stat.strangers,
-        };
-        let peer = |(name, address): &(String, Option<String>)| {
-            let counts = self.stat.peers.get(name).cloned().unwrap_or_default();
-            shown::Peer {
-                name: name.clone(),
-                address: address.clone().unwrap_or_default(),
-                connected: counts.links_out > 0,
-                incoming: counts.links_in > 0,
-                why: match &self.worker {
-                    Some(_) if counts.links_out > 0 => String::new(),
-                    Some(_) => counts.why,
-                    None => self.why.clone(),
-                },
-                asked: counts.asked,
-                answered: counts.answered,
-                bytes_read: counts.bytes_in,
-                bytes_served: counts.bytes_out,
-                unknown: counts.unknown,
-                withdrawn: counts.withdrawn,
-                errors: counts.io_errors,
-                broken: counts.broken,
-            }
-        };
-        (Some(host), self.listed.iter().map(peer).collect())
     }
 }
 

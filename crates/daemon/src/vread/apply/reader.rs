@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use viola_host::{CpuSet, Vm};
-use viola_proto::vread::Reader as Shown;
 use viola_vread::control::{Order, ReaderStat, Role, WorkerSetup};
 
 use super::pairs::{Datanode, Failed, Pairs};
@@ -38,15 +37,15 @@ pub struct Reader {
     pub worker: Option<Worker>,
     /// Its counts, as of the last poll.
     pub stat: ReaderStat,
-    socket: PathBuf,
+    pub(in crate::vread) socket: PathBuf,
     uid: u32,
-    pairs: Pairs,
+    pub(in crate::vread) pairs: Pairs,
     /// Process of the worker that was moved, and the cores to which.
     placed: Option<(u32, CpuSet)>,
     retry: Retry,
-    why: String,
-    transport: Transport,
-    stream: Stream,
+    pub(in crate::vread) why: String,
+    pub(in crate::vread) transport: Transport,
+    pub(in crate::vread) stream: Stream,
     /// Whether the counts of this worker were read.
     was_polled: bool,
 }
@@ -266,45 +265,6 @@ impl Reader {
         let done = self.worker.as_ref().map(|w| w.order(&Order::NoRemote, &[]));
         if let Some(Err(e)) = done {
             self.fail(now, &chain(&e));
-        }
-    }
-
-    /// What the control socket shows.
-    pub fn status(&self) -> Shown {
-        let stat = &self.stat;
-        Shown {
-            name: self.name.clone(),
-            running: self.worker.is_some(),
-            why: match &self.worker {
-                Some(_) if stat.connected => String::new(),
-                Some(_) => self.stream.why().to_owned(),
-                None => self.why.clone(),
-            },
-            pid: self.worker.as_ref().map_or(0, |w| w.pid),
-            socket: match self.transport {
-                Transport::Stream => String::new(),
-                _ => self.socket.display().to_string(),
-            },
-            connected: stat.connected,
-            transport: match (stat.stream, stat.connected) {
-                (viola_vread::control::StreamState::Connected, _) => "stream".into(),
-                (_, true) => "virtiofs".into(),
-                _ => String::new(),
-            },
-            datanodes: self.pairs.ids().cloned().collect(),
-            requests: stat.requests,
-            reads: stat.reads,
-            bytes: stat
-                .bytes
-                .iter()
-                .chain(&stat.remote_bytes)
-                .map(|(from, n)| (from.clone(), *n))
-                .collect(),
-            remote_reads: stat.remote_reads,
-            remote_errors: stat.remote_errors,
-            open: stat.open,
-            withdrawn: stat.withdrawn,
-            refusals: stat.refusals.clone(),
         }
     }
 
