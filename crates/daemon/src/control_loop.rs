@@ -67,16 +67,22 @@ impl Control {
 
     /// Policy and act: gives each vCPU a core, and carries out what the new plan changes.
     pub(crate) fn plan_and_apply(&mut self, now: Instant) {
-        self.slices.select_mechanism(&self.inputs);
+        let Self {
+            inputs,
+            meter,
+            slices,
+            turbo,
+            ..
+        } = self;
+        slices.select_mechanism(inputs);
         // The next plan leaves out a VM that the kernel refuses, so each VM is refused at most once.
-        for _ in 0..=self.inputs.vms().len() {
-            let (plan, placement) = (self.slices).plan(now, &self.inputs, &self.turbo, &self.meter);
-            let is_complete =
-                (self.slices).apply(now, plan, placement, &self.inputs, &mut self.meter);
+        for _ in 0..=inputs.vms().len() {
+            let (plan, placement) = slices.plan(now, inputs, turbo, meter);
+            let is_complete = slices.apply(now, plan, placement, inputs, meter);
             if is_complete {
                 break;
             }
         }
-        self.slices.log_left_out();
+        slices.log_left_out();
     }
 }

@@ -12,8 +12,22 @@ pub enum Kind {
     Gauge,
 }
 
-/// A metric of a table: name, type, help, and its value for an item.
-pub type Metric<T> = (&'static str, Kind, &'static str, fn(&T) -> f64);
+/// A metric of a table: name, type, help, and a function from an item to its value.
+pub type Metric<V> = (&'static str, Kind, &'static str, V);
+
+/// Tables of metrics, one metric a line: type, name, help, value.
+macro_rules! metrics {
+    ($(const $table:ident: $value_type:ty = {
+        $($kind:ident $name:literal $help:literal, $value:expr;)*
+    })*) => {$(
+        const $table: &[$crate::prometheus::Metric<$value_type>] = {
+            const ROWS: [$crate::prometheus::Metric<$value_type>; [$($name),*].len()] =
+                [$(($name, $crate::prometheus::Kind::$kind, $help, $value)),*];
+            &ROWS
+        };
+    )*};
+}
+pub(crate) use metrics;
 
 /// The body of an answer.
 #[derive(Debug, Default)]
@@ -50,7 +64,7 @@ impl Text {
     pub fn all<T>(
         &mut self,
         prefix: &str,
-        metrics: &[Metric<T>],
+        metrics: &[Metric<fn(&T) -> f64>],
         items: &[T],
         label: impl Fn(&T) -> (&'static str, String),
     ) {

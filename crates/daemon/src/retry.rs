@@ -35,6 +35,16 @@ pub enum NextTry {
     Never,
 }
 
+impl NextTry {
+    /// When a new worker starts; `never` says what that means if none does.
+    pub fn worker_text(self, never: &str) -> String {
+        match self {
+            Self::After(delay) => format!("a new one starts in {} s", delay.as_secs()),
+            Self::Never => format!("{never}; viola start tries again"),
+        }
+    }
+}
+
 impl Retry {
     /// Takes a failure.
     pub fn failed(&mut self, now: Instant, why: String) -> NextTry {

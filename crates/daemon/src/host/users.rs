@@ -2,57 +2,44 @@
 //! Numbers of users and groups, from the system's name service (NSS).
 
 use std::ffi::CString;
+use std::mem::MaybeUninit;
+
+use libc::{c_char, c_int};
 
 /// Largest entry; a group with many members is long.
 const MAX_ENTRY_BYTES: usize = 16 << 20;
 
 /// Number of a group; `None` when there is no such group.
 pub fn group_id(name: &str) -> Option<u32> {
-    let name = CString::new(name).ok()?;
-    let mut buffer = vec![0u8; 16 << 10];
-    loop {
-        let mut found = std::ptr::null_mut();
-        // SAFETY: all zeroes is a valid `group`: numbers and null pointers.
-        let mut group: libc::group = unsafe { std::mem::zeroed() };
-        // SAFETY: name ends with zero; group, buffer (with its length) and found are live and writable.
-        let error = unsafe {
-            libc::getgrnam_r(
-                name.as_ptr(),
-                &mut group,
-                buffer.as_mut_ptr().cast(),
-                buffer.len(),
-                &mut found,
-            )
-        };
-        match error {
-            libc::ERANGE if buffer.len() < MAX_ENTRY_BYTES => buffer.resize(buffer.len() * 4, 0),
-            0 if !found.is_null() => return Some(group.gr_gid),
-            _ => return None,
-        }
-    }
+    look_up(name, libc::getgrnam_r, |group: &libc::group| group.gr_gid)
 }
 
 /// Numbers of a user and of its primary group; `None` when there is no such user.
 pub fn user_ids(name: &str) -> Option<(u32, u32)> {
+    look_up(name, libc::getpwnam_r, |user: &libc::passwd| {
+        (user.pw_uid, user.pw_gid)
+    })
+}
+
+/// `getgrnam_r` or `getpwnam_r`: name, entry, buffer for its texts and the buffer's length, and where a pointer to the entry goes.
+type LookUp<E> =
+    unsafe extern "C" fn(*const c_char, *mut E, *mut c_char, usize, *mut *mut E) -> c_int;
+
+/// Looks an entry up, with a buffer that grows until the entry fits.
+fn look_up<E, T>(name: &str, function: LookUp<E>, take: fn(&E) -> T) -> Option<T> {
     let name = CString::new(name).ok()?;
     let mut buffer = vec![0u8; 16 << 10];
     loop {
         let mut found = std::ptr::null_mut();
-        // SAFETY: all zeroes is a valid `passwd`: numbers and null pointers.
-        let mut user: libc::passwd = unsafe { std::mem::zeroed() };
-        // SAFETY: name ends with zero; user, buffer (with its length) and found are live and writable.
-        let error = unsafe {
-            libc::getpwnam_r(
-                name.as_ptr(),
-                &mut user,
-                buffer.as_mut_ptr().cast(),
-                buffer.len(),
-                &mut found,
-            )
-        };
+        let mut entry = MaybeUninit::<E>::zeroed();
+        let (texts, length) = (buffer.as_mut_ptr().cast(), buffer.len());
+        // SAFETY: name ends with zero; entry, buffer (with its length) and found are live and writable.
+        let error =
+            unsafe { function(name.as_ptr(), entry.as_mut_ptr(), texts, length, &mut found) };
         match error {
             libc::ERANGE if buffer.len() < MAX_ENTRY_BYTES => buffer.resize(buffer.len() * 4, 0),
-            0 if !found.is_null() => return Some((user.pw_uid, user.pw_gid)),
+            // SAFETY: found is null, or points to entry, which the function has filled.
+            0 => return unsafe { found.as_ref() }.map(take),
             _ => return None,
         }
     }

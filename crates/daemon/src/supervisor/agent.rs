@@ -12,7 +12,7 @@ use viola_proto::pipe::status::PipeVm;
 use viola_proto::vread::Datanode as DatanodeStatus;
 use viola_vread::control::{AgentStat, ImageSpec, Order, Role, Session, WorkerSetup};
 
-use crate::retry::{NextTry, Retry};
+use crate::retry::Retry;
 use crate::vpipe::Pipes;
 use crate::vread::apply::pairs::Datanode;
 use crate::vread::observe::disks::{self, Disk};
@@ -150,10 +150,8 @@ impl Agent {
         if let Some(worker) = self.worker.take() {
             worker.kill();
         }
-        let then = match self.retry.failed(now, why.to_owned()) {
-            NextTry::After(delay) => format!("a new one starts in {} s", delay.as_secs()),
-            NextTry::Never => "its blocks are not served any more; viola start tries again".into(),
-        };
+        let next = self.retry.failed(now, why.to_owned());
+        let then = next.worker_text("its blocks are not served any more");
         log::about(
             Level::Error,
             &self.vm.id,

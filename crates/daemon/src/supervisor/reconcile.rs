@@ -143,9 +143,11 @@ impl Supervisor {
     /// Whether there is nothing to do before the next request: the configuration allows nothing, and no worker runs.
     pub fn is_idle(&self) -> bool {
         let is_off = |config: &Config| !config.has_workers();
-        let has_no_worker =
-            self.agents.is_empty() && self.readers.is_empty() && self.adopted.is_empty();
-        has_no_worker && self.has_vms && self.config.as_deref().is_some_and(is_off)
+        self.has_no_worker() && self.has_vms && self.config.as_deref().is_some_and(is_off)
+    }
+
+    fn has_no_worker(&self) -> bool {
+        self.agents.is_empty() && self.readers.is_empty() && self.adopted.is_empty()
     }
 
     /// One step: starts, introduces, polls and ends workers.
@@ -157,9 +159,7 @@ impl Supervisor {
             return;
         }
         if !config.has_workers() {
-            let has_no_worker =
-                self.agents.is_empty() && self.readers.is_empty() && self.adopted.is_empty();
-            if !has_no_worker {
+            if !self.has_no_worker() {
                 self.stop("the configuration allows no reader any more");
                 self.stopped = None;
                 for (_, reader) in std::mem::take(&mut self.readers) {

@@ -6,125 +6,39 @@ use std::collections::BTreeMap;
 use viola_meter::{Times, VmSample};
 use viola_proto::{ClassSetting, VmReport};
 
-use crate::prometheus::{Kind, Text};
+use crate::prometheus::{Kind, Text, metrics};
 
-type Gauge = (&'static str, &'static str, fn(&VmReport) -> Option<f64>);
-type Counter = (&'static str, &'static str, fn(&VmSample) -> f64);
-type ByVcpu = (&'static str, &'static str, fn(&Times) -> f64);
+metrics! {
+    const GAUGES: fn(&VmReport) -> Option<f64> = {
+        Gauge "libvirt_domain_info_virtual_cpus" "Virtual CPUs of the VM", |vm| Some(vm.vcpus as f64);
+        Gauge "viola_domain_share_ratio" "Part of its cores that it gets by weight while all VMs want to run", |vm| Some(vm.share);
+        Gauge "viola_domain_used_ratio" "Part of its cores that its vCPUs got in the last second", |vm| Some(vm.used);
+        Gauge "viola_domain_weight" "Proportional share, 256 is neutral", |vm| Some(vm.weight.into());
+        Gauge "viola_domain_cap_cores" "Cap, in cores; absent without a cap", |vm| vm.cap_permille.map(|p| f64::from(p) / 1e3);
+        Gauge "viola_domain_microslice_seconds" "Length of its slice while it is latency-sensitive", |vm| Some(seconds(vm.microslice_ns));
+        Gauge "viola_domain_wait_p50_seconds" "Wait for a core that half of the waits of the last 10 s did not exceed", |vm| vm.wait_p50_ns.map(seconds);
+        Gauge "viola_domain_wait_p99_seconds" "Wait for a core that 99 of 100 waits of the last 10 s did not exceed", |vm| vm.wait_p99_ns.map(seconds);
+    }
 
-const GAUGES: [Gauge; 8] = [
-    (
-        "libvirt_domain_info_virtual_cpus",
-        "Virtual CPUs of the VM",
-        |vm| Some(vm.vcpus as f64),
-    ),
-    (
-        "viola_domain_share_ratio",
-        "Part of its cores that it gets by weight while all VMs want to run",
-        |vm| Some(vm.share),
-    ),
-    (
-        "viola_domain_used_ratio",
-        "Part of its cores that its vCPUs got in the last second",
-        |vm| Some(vm.used),
-    ),
-    (
-        "viola_domain_weight",
-        "Proportional share, 256 is neutral",
-        |vm| Some(vm.weight.into()),
-    ),
-    (
-        "viola_domain_cap_cores",
-        "Cap, in cores; absent without a cap",
-        |vm| vm.cap_permille.map(|p| f64::from(p) / 1e3),
-    ),
-    (
-        "viola_domain_microslice_seconds",
-        "Length of its slice while it is latency-sensitive",
-        |vm| Some(seconds(vm.microslice_ns)),
-    ),
-    (
-        "viola_domain_wait_p50_seconds",
-        "Wait for a core that half of the waits of the last 10 s did not exceed",
-        |vm| vm.wait_p50_ns.map(seconds),
-    ),
-    (
-        "viola_domain_wait_p99_seconds",
-        "Wait for a core that 99 of 100 waits of the last 10 s did not exceed",
-        |vm| vm.wait_p99_ns.map(seconds),
-    ),
-];
+    const COUNTERS: fn(&VmSample) -> f64 = {
+        Counter "libvirt_domain_info_cpu_time_seconds_total" "CPU time of the VM, all threads of its processes", |vm| seconds(vm.vcpu_total().run + vm.service.run);
+        Counter "viola_domain_service_seconds_total" "CPU time of its threads that are no vCPUs: vhost, I/O, emulator", |vm| seconds(vm.service.run);
+        Counter "viola_domain_wakeups_total" "Wake-ups of its vCPUs", |vm| vm.vcpu_total().wakes as f64;
+        Counter "viola_domain_switches_total" "Times that one of its vCPUs was switched to", |vm| vm.vcpu_total().switches as f64;
+        Counter "viola_domain_preemptions_total" "Times that one of its vCPUs was preempted", |vm| vm.vcpu_total().preempted as f64;
+        Counter "viola_domain_network_receive_bytes_total" "Bytes that the VM got, all NICs together", |vm| vm.traffic.rx_bytes as f64;
+        Counter "viola_domain_network_receive_packets_total" "Packets that the VM got, all NICs together", |vm| vm.traffic.rx_packets as f64;
+        Counter "viola_domain_network_transmit_bytes_total" "Bytes that the VM sent, all NICs together", |vm| vm.traffic.tx_bytes as f64;
+        Counter "viola_domain_network_transmit_packets_total" "Packets that the VM sent, all NICs together", |vm| vm.traffic.tx_packets as f64;
+        Counter "viola_domain_disk_read_bytes_total" "Bytes that its processes read from storage", |vm| vm.traffic.disk_read as f64;
+        Counter "viola_domain_disk_written_bytes_total" "Bytes that its processes wrote to storage", |vm| vm.traffic.disk_written as f64;
+    }
 
-const COUNTERS: [Counter; 11] = [
-    (
-        "libvirt_domain_info_cpu_time_seconds_total",
-        "CPU time of the VM, all threads of its processes",
-        |vm| seconds(vm.vcpu_total().run + vm.service.run),
-    ),
-    (
-        "viola_domain_service_seconds_total",
-        "CPU time of its threads that are no vCPUs: vhost, I/O, emulator",
-        |vm| seconds(vm.service.run),
-    ),
-    (
-        "viola_domain_wakeups_total",
-        "Wake-ups of its vCPUs",
-        |vm| vm.vcpu_total().wakes as f64,
-    ),
-    (
-        "viola_domain_switches_total",
-        "Times that one of its vCPUs was switched to",
-        |vm| vm.vcpu_total().switches as f64,
-    ),
-    (
-        "viola_domain_preemptions_total",
-        "Times that one of its vCPUs was preempted",
-        |vm| vm.vcpu_total().preempted as f64,
-    ),
-    (
-        "viola_domain_network_receive_bytes_total",
-        "Bytes that the VM got, all NICs together",
-        |vm| vm.traffic.rx_bytes as f64,
-    ),
-    (
-        "viola_domain_network_receive_packets_total",
-        "Packets that the VM got, all NICs together",
-        |vm| vm.traffic.rx_packets as f64,
-    ),
-    (
-        "viola_domain_network_transmit_bytes_total",
-        "Bytes that the VM sent, all NICs together",
-        |vm| vm.traffic.tx_bytes as f64,
-    ),
-    (
-        "viola_domain_network_transmit_packets_total",
-        "Packets that the VM sent, all NICs together",
-        |vm| vm.traffic.tx_packets as f64,
-    ),
-    (
-        "viola_domain_disk_read_bytes_total",
-        "Bytes that its processes read from storage",
-        |vm| vm.traffic.disk_read as f64,
-    ),
-    (
-        "viola_domain_disk_written_bytes_total",
-        "Bytes that its processes wrote to storage",
-        |vm| vm.traffic.disk_written as f64,
-    ),
-];
-
-const BY_VCPU: [ByVcpu; 2] = [
-    (
-        "libvirt_domain_vcpu_time_seconds_total",
-        "Time that the vCPU ran",
-        |t| seconds(t.run),
-    ),
-    (
-        "libvirt_domain_vcpu_delay_seconds_total",
-        "Time that the vCPU waited for a core while it could run (steal time, seen from the host)",
-        |t| seconds(t.wait),
-    ),
-];
+    const BY_VCPU: fn(&Times) -> f64 = {
+        Counter "libvirt_domain_vcpu_time_seconds_total" "Time that the vCPU ran", |t| seconds(t.run);
+        Counter "libvirt_domain_vcpu_delay_seconds_total" "Time that the vCPU waited for a core while it could run (steal time, seen from the host)", |t| seconds(t.wait);
+    }
+}
 
 /// Nanoseconds as seconds.
 pub fn seconds(ns: u64) -> f64 {
@@ -147,8 +61,8 @@ pub fn write(out: &mut Text, vms: &[VmReport], totals: &BTreeMap<String, VmSampl
         ];
         out.line(name, &labels, 1.0);
     }
-    for (name, help, value) in GAUGES {
-        out.head(name, Kind::Gauge, help);
+    for (name, kind, help, value) in GAUGES {
+        out.head(name, *kind, help);
         for (vm, domain) in vms.iter().zip(&domains) {
             if let Some(value) = value(vm) {
                 out.line(name, &[("domain", domain)], value);
@@ -159,14 +73,14 @@ pub fn write(out: &mut Text, vms: &[VmReport], totals: &BTreeMap<String, VmSampl
     for (vm, domain) in vms.iter().zip(&domains) {
         sums.extend(totals.get(&vm.id).map(|sum| (sum, *domain)));
     }
-    for (name, help, value) in COUNTERS {
-        out.head(name, Kind::Counter, help);
+    for (name, kind, help, value) in COUNTERS {
+        out.head(name, *kind, help);
         for (vm, domain) in &sums {
             out.line(name, &[("domain", domain)], value(vm));
         }
     }
-    for (name, help, value) in BY_VCPU {
-        out.head(name, Kind::Counter, help);
+    for (name, kind, help, value) in BY_VCPU {
+        out.head(name, *kind, help);
         for (vm, domain) in &sums {
             for (i, times) in vm.vcpus.iter().enumerate() {
                 let labels = [("domain", *domain), ("vcpu", &i.to_string())];

@@ -6,7 +6,7 @@
 //! | `inputs` | all that the control loop decides by |
 //! | `settings` | class, weight, cap, microslice and lane of a VM, and who set them |
 //! | `find` | VMs by name or identity |
-//! | `recent`, `totals` | what VMs spent in the last second, and since the daemon met them |
+//! | `recent`, `totals` | what VMs spent in the last second, and since the daemon found them |
 //! | `report`, `metrics` | how the control socket and Prometheus show it |
 
 pub mod find;

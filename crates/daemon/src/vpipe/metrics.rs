@@ -3,61 +3,24 @@
 
 use viola_proto::pipe::status::{PipeVm, Pipes};
 
-use crate::prometheus::{Kind, Metric, Text};
+use crate::prometheus::{Text, metrics};
 
-const PIPES: [Metric<PipeVm>; 8] = [
-    (
-        "open",
-        Kind::Gauge,
-        "Transfers that the host makes now",
-        |s: &PipeVm| s.work.transfers.len() as f64,
-    ),
-    ("begun_total", Kind::Counter, "Transfers begun", |s| {
-        s.work.begun as f64
-    }),
-    (
-        "refused_total",
-        Kind::Counter,
-        "Transfers left to the VM",
-        |s| s.work.refused as f64,
-    ),
-    (
-        "returned_total",
-        Kind::Counter,
-        "Transfers whose connections went back whole",
-        |s| s.work.returned as f64,
-    ),
-    (
-        "broken_total",
-        Kind::Counter,
-        "Transfers that ended in a reset or an error",
-        |s| s.work.broken as f64,
-    ),
-    (
-        "other_congestion_total",
-        Kind::Counter,
-        "Connections sent with another congestion control than the VM's",
-        |s| s.work.other_congestion as f64,
-    ),
-    (
-        "bytes_total",
-        Kind::Counter,
-        "Bytes moved in the VM's place",
-        |s| s.work.bytes as f64,
-    ),
-    (
-        "cpu_seconds_total",
-        Kind::Counter,
-        "CPU time of the host spent for it",
-        |s| s.work.cpu_ms as f64 / 1e3,
-    ),
-];
+metrics! {
+    const PIPES: fn(&PipeVm) -> f64 = {
+        Gauge "open" "Transfers that the host makes now", |s| s.work.transfers.len() as f64;
+        Counter "begun_total" "Transfers begun", |s| s.work.begun as f64;
+        Counter "refused_total" "Transfers left to the VM", |s| s.work.refused as f64;
+        Counter "returned_total" "Transfers whose connections went back whole", |s| s.work.returned as f64;
+        Counter "broken_total" "Transfers that ended in a reset or an error", |s| s.work.broken as f64;
+        Counter "other_congestion_total" "Connections sent with another congestion control than the VM's", |s| s.work.other_congestion as f64;
+        Counter "bytes_total" "Bytes moved in the VM's place", |s| s.work.bytes as f64;
+        Counter "cpu_seconds_total" "CPU time of the host spent for it", |s| s.work.cpu_ms as f64 / 1e3;
+    }
+}
 
 /// Writes what vpipe did.
 pub fn write(out: &mut Text, pipes: &Pipes) {
-    out.all("viola_pipe_", &PIPES, &pipes.vms, |s| {
-        ("vm", s.name.clone())
-    });
+    out.all("viola_pipe_", PIPES, &pipes.vms, |s| ("vm", s.name.clone()));
 }
 
 #[cfg(test)]

@@ -3,159 +3,57 @@
 
 use viola_proto::vread::{Datanode, Peer, Reader, Reasons, Vread};
 
-use crate::prometheus::{Kind, Metric, Text};
+use crate::prometheus::{Kind, Text, metrics};
 
-const DATANODE: [Metric<Datanode>; 10] = [
-    (
-        "serving",
-        Kind::Gauge,
-        "Whether its blocks are served",
-        |d| d.serving.into(),
-    ),
-    ("blocks", Kind::Gauge, "Blocks that can be read now", |d| {
-        d.blocks as f64
-    }),
-    ("block_bytes", Kind::Gauge, "Bytes of these blocks", |d| {
-        d.bytes as f64
-    }),
-    (
-        "held_bytes",
-        Kind::Gauge,
-        "Bytes of deleted files that are kept for reads",
-        |d| d.held_bytes as f64,
-    ),
-    (
-        "waiting_leases",
-        Kind::Gauge,
-        "Withdrawn names whose reads are not over",
-        |d| d.waiting as f64,
-    ),
-    (
-        "epoch",
-        Kind::Gauge,
-        "Epoch of its block names; a new epoch withdraws all names",
-        |d| d.epoch as f64,
-    ),
-    ("named_total", Kind::Counter, "Blocks named", |d| {
-        d.named as f64
-    }),
-    ("withdrawn_total", Kind::Counter, "Blocks withdrawn", |d| {
-        d.withdrawn as f64
-    }),
-    ("lookups_total", Kind::Counter, "Look-ups of readers", |d| {
-        d.lookups as f64
-    }),
-    (
-        "unknown_total",
-        Kind::Counter,
-        "Look-ups of unknown blocks",
-        |d| d.unknown as f64,
-    ),
-];
+metrics! {
+    const DATANODE: fn(&Datanode) -> f64 = {
+        Gauge "serving" "Whether its blocks are served", |d| d.serving.into();
+        Gauge "blocks" "Blocks that can be read now", |d| d.blocks as f64;
+        Gauge "block_bytes" "Bytes of these blocks", |d| d.bytes as f64;
+        Gauge "held_bytes" "Bytes of deleted files that are kept for reads", |d| d.held_bytes as f64;
+        Gauge "waiting_leases" "Withdrawn names whose reads are not over", |d| d.waiting as f64;
+        Gauge "epoch" "Epoch of its block names; a new epoch withdraws all names", |d| d.epoch as f64;
+        Counter "named_total" "Blocks named", |d| d.named as f64;
+        Counter "withdrawn_total" "Blocks withdrawn", |d| d.withdrawn as f64;
+        Counter "lookups_total" "Look-ups of readers", |d| d.lookups as f64;
+        Counter "unknown_total" "Look-ups of unknown blocks", |d| d.unknown as f64;
+    }
 
-const READER: [Metric<Reader>; 7] = [
-    (
-        "connected",
-        Kind::Gauge,
-        "Whether its hypervisor is connected",
-        |r| u64::from(r.connected) as f64,
-    ),
-    ("open_files", Kind::Gauge, "Files open", |r| r.open as f64),
-    ("requests_total", Kind::Counter, "Requests", |r| {
-        r.requests as f64
-    }),
-    ("reads_total", Kind::Counter, "Reads", |r| r.reads as f64),
-    (
-        "withdrawn_reads_total",
-        Kind::Counter,
-        "Reads of blocks that were withdrawn before the read",
-        |r| r.withdrawn as f64,
-    ),
-    (
-        "remote_reads_total",
-        Kind::Counter,
-        "Reads that other hosts answered",
-        |r| r.remote_reads as f64,
-    ),
-    (
-        "remote_errors_total",
-        Kind::Counter,
-        "Reads that other hosts did not answer",
-        |r| r.remote_errors as f64,
-    ),
-];
+    const READER: fn(&Reader) -> f64 = {
+        Gauge "connected" "Whether its hypervisor is connected", |r| u64::from(r.connected) as f64;
+        Gauge "open_files" "Files open", |r| r.open as f64;
+        Counter "requests_total" "Requests", |r| r.requests as f64;
+        Counter "reads_total" "Reads", |r| r.reads as f64;
+        Counter "withdrawn_reads_total" "Reads of blocks that were withdrawn before the read", |r| r.withdrawn as f64;
+        Counter "remote_reads_total" "Reads that other hosts answered", |r| r.remote_reads as f64;
+        Counter "remote_errors_total" "Reads that other hosts did not answer", |r| r.remote_errors as f64;
+    }
 
-const PEER: [Metric<Peer>; 10] = [
-    (
-        "connected",
-        Kind::Gauge,
-        "Whether this host is connected to it",
-        |p| u64::from(p.connected) as f64,
-    ),
-    (
-        "incoming",
-        Kind::Gauge,
-        "Whether it is connected to this host",
-        |p| u64::from(p.incoming) as f64,
-    ),
-    ("asked_total", Kind::Counter, "Requests sent to it", |p| {
-        p.asked as f64
-    }),
-    (
-        "answered_total",
-        Kind::Counter,
-        "Requests of it that were answered",
-        |p| p.answered as f64,
-    ),
-    (
-        "read_bytes_total",
-        Kind::Counter,
-        "Bytes of blocks read from it",
-        |p| p.bytes_read as f64,
-    ),
-    (
-        "served_bytes_total",
-        Kind::Counter,
-        "Bytes of blocks that it has read here",
-        |p| p.bytes_served as f64,
-    ),
-    (
-        "unknown_total",
-        Kind::Counter,
-        "Requests for unknown or denied blocks, in both directions",
-        |p| p.unknown as f64,
-    ),
-    (
-        "withdrawn_reads_total",
-        Kind::Counter,
-        "Reads of blocks withdrawn meanwhile, in both directions",
-        |p| p.withdrawn as f64,
-    ),
-    (
-        "errors_total",
-        Kind::Counter,
-        "Other errors, in both directions",
-        |p| p.errors as f64,
-    ),
-    (
-        "broken_total",
-        Kind::Counter,
-        "Connections to it that broke",
-        |p| p.broken as f64,
-    ),
-];
+    const PEER: fn(&Peer) -> f64 = {
+        Gauge "connected" "Whether this host is connected to it", |p| u64::from(p.connected) as f64;
+        Gauge "incoming" "Whether it is connected to this host", |p| u64::from(p.incoming) as f64;
+        Counter "asked_total" "Requests sent to it", |p| p.asked as f64;
+        Counter "answered_total" "Requests of it that were answered", |p| p.answered as f64;
+        Counter "read_bytes_total" "Bytes of blocks read from it", |p| p.bytes_read as f64;
+        Counter "served_bytes_total" "Bytes of blocks that it has read here", |p| p.bytes_served as f64;
+        Counter "unknown_total" "Requests for unknown or denied blocks, in both directions", |p| p.unknown as f64;
+        Counter "withdrawn_reads_total" "Reads of blocks withdrawn meanwhile, in both directions", |p| p.withdrawn as f64;
+        Counter "errors_total" "Other errors, in both directions", |p| p.errors as f64;
+        Counter "broken_total" "Connections to it that broke", |p| p.broken as f64;
+    }
+}
 
 /// Writes what vread did.
 pub fn write(out: &mut Text, vread: &Vread) {
     let datanodes = &vread.datanodes;
     let readers = &vread.readers;
-    out.all("viola_vread_datanode_", &DATANODE, datanodes, |d| {
+    out.all("viola_vread_datanode_", DATANODE, datanodes, |d| {
         ("vm", d.name.clone())
     });
-    out.all("viola_vread_reader_", &READER, readers, |r| {
+    out.all("viola_vread_reader_", READER, readers, |r| {
         ("vm", r.name.clone())
     });
-    out.all("viola_vread_peer_", &PEER, &vread.peers, |p| {
+    out.all("viola_vread_peer_", PEER, &vread.peers, |p| {
         ("host", p.name.clone())
     });
     let name = "viola_vread_peer_refused_total";

@@ -53,10 +53,10 @@ fn events_are_taken_and_a_closed_connection_is_opened_again() {
     let wait = format!("while [ ! -e {} ]; do sleep 0.05; done; ", go.display());
     let script = format!(
         "{HERE}{wait}rm {0}; \
-         echo '{{\"message\":\"event\",\"domain\":{{\"name\":\"web\",\"uuid\":\"u2\",\"state\":\"paused\"}},\"what\":\"suspended\"}}'; \
-         echo '{{\"message\":\"of tomorrow\"}}'; \
-         echo '{{\"message\":\"event\",\"domain\":{{\"name\":\"db01\",\"uuid\":\"u1\",\"state\":\"off\"}},\"what\":\"stopped\"}}'; \
-         {wait}echo '{{\"message\":\"gone\",\"why\":\"it has ended\",\"no_library\":false}}'; rm {0}",
+         echo '{{\"word\":\"event\",\"domain\":{{\"name\":\"web\",\"uuid\":\"u2\",\"state\":\"paused\"}},\"what\":\"suspended\"}}'; \
+         echo '{{\"word\":\"of tomorrow\"}}'; \
+         echo '{{\"word\":\"event\",\"domain\":{{\"name\":\"db01\",\"uuid\":\"u1\",\"state\":\"off\"}},\"what\":\"stopped\"}}'; \
+         {wait}echo '{{\"word\":\"gone\",\"why\":\"it has ended\",\"no_library\":false}}'; rm {0}",
         go.display()
     );
     let launch = launch(folder.path(), &script);

@@ -154,7 +154,7 @@ mod tests {
         };
         assert_eq!(split(&p), ("1-5".into(), String::new()));
         let said = windows(&mut p, &t, &mut at, 1, (2, 0.0));
-        assert_eq!(said, ["1 turbo core: 2 VMs with I/O worth it"]);
+        assert_eq!(said, ["1 turbo core: 2 VMs with steady I/O"]);
         assert_eq!(split(&p), ("2-5".into(), "1".into()));
         assert!(windows(&mut p, &t, &mut at, 200, (2, 0.5)).is_empty());
         assert_eq!(windows(&mut p, &t, &mut at, 10, (2, 1.0)).len(), 1);

@@ -12,7 +12,7 @@ use viola_vread::control::{Grant, Order, PeerSpec, PeerStat, Role, Secret, Sourc
 
 use super::pairs::{Datanode, Failed, Pairs};
 use super::reader::{Reader, Users};
-use crate::retry::{NextTry, Retry};
+use crate::retry::Retry;
 use crate::vms::named;
 use crate::vread::keys::{Identity, host_name};
 use crate::vread::observe::addresses::Addresses;
@@ -185,10 +185,8 @@ impl Peers {
             worker.kill();
         }
         self.forget_orders();
-        let then = match self.retry.failed(now, why.to_owned()) {
-            NextTry::After(delay) => format!("a new one starts in {} s", delay.as_secs()),
-            NextTry::Never => "it stays off; viola start tries again".into(),
-        };
+        let next = self.retry.failed(now, why.to_owned());
+        let then = next.worker_text("it stays off");
         log::line(
             Level::Error,
             format!("vread: the worker for other hosts is gone ({why}): {then}"),

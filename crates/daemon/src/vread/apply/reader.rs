@@ -12,7 +12,7 @@ use viola_vread::control::{Order, ReaderStat, Role, WorkerSetup};
 use super::pairs::{Datanode, Failed, Pairs};
 use super::stream::Stream;
 use crate::host::affinity;
-use crate::retry::{NextTry, Retry};
+use crate::retry::Retry;
 use crate::workers::process::{self, Worker};
 use crate::workers::run_dir;
 use viola_cli::error::chain;
@@ -152,10 +152,8 @@ impl Reader {
         if let Some(worker) = self.worker.take() {
             worker.kill();
         }
-        let then = match self.retry.failed(now, why.to_owned()) {
-            NextTry::After(delay) => format!("a new one starts in {} s", delay.as_secs()),
-            NextTry::Never => "its mount is not served any more; viola start tries again".into(),
-        };
+        let next = self.retry.failed(now, why.to_owned());
+        let then = next.worker_text("its mount is not served any more");
         log::about(
             Level::Error,
             &self.name,
