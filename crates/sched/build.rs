@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The sched_ext scheduler, and its algorithm alone for a test.
+//! Compiles the sched_ext scheduler, and its algorithm alone for a test.
 
 fn main() {
     viola_bpf_build::compile("decide", &["types.h", "slices.h", "turbo.h"]);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Gives a core to ordinary processes by slots, as if each were a VM: for experiments with the mechanism alone.
+//! Schedules one core by slots with ordinary processes as VMs, for experiments with the mechanism alone.
 //!
 //!     slots CPU MODE MICROSLICE_US SECONDS CLASS:VM...
 //!
-//! VM is the name of a VM on this host or the number of any process. MODE is interleaved, paper, credit or plain; CLASS is ls or batch. Prints what each process got.
+//! VM is the name of a VM on this host or the number of any process; MODE is interleaved, paper, credit or plain; CLASS is ls or
+//! batch. Prints the time that each process ran and waited.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -58,7 +59,7 @@ fn run(
     let mut vms = Vec::new();
     let mut classes = Vec::new();
     for spec in specs {
-        let (class, name) = spec.split_once(':').ok_or("CLASS:VM")?;
+        let (class, name) = spec.split_once(':').ok_or("expected CLASS:VM")?;
         classes.push(if class == "ls" {
             Class::Ls
         } else {
@@ -66,7 +67,7 @@ fn run(
         });
         vms.push(match name.parse() {
             Ok(pid) => process(pid, cpu)?,
-            Err(_) => inventory.find(name).ok_or("no such VM")?.clone(),
+            Err(_) => inventory.find(name).ok_or("no VM of this name")?.clone(),
         });
     }
     let mut meter = Meter::exact()?;
@@ -101,7 +102,7 @@ fn run(
                 microslice: micro * US,
             },
             regular_vcpus: (0, 0),
-            index: meter.index(&vm.id).ok_or("too many")?,
+            index: meter.index(&vm.id).ok_or("too many VMs")?,
             pid: vm.pid as i32,
             sees_packets: seen.contains(&vm.id),
             threads: vm

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Shorter slices for latency-sensitive VMs within the kernel's own fair class (Linux 6.12: sched_setattr's
-//! runtime is the slice of a fair task).
+//! Shorter slices for latency-sensitive VMs in the kernel's fair class (Linux 6.12: the runtime of sched_setattr(2) is the slice
+//! of a fair task).
 //!
-//! No real-time class, no controller, no set-aside cores: for hosts whose cores are shared with other work. It
-//! helps a VM that wakes; a busy VM gains little, since the kernel enforces slices at its tick.
+//! It uses no real-time class, no controller and no set-aside cores, for hosts whose cores have other work too. A VM that wakes
+//! gains; a busy VM gains little, since the kernel enforces slices at its tick.
 
 use std::path::PathBuf;
 
@@ -16,10 +16,10 @@ use crate::mechanism::{Health, Mechanism, SchedError};
 use crate::plan::Plan;
 use crate::restore::{SavedState, restore_slices};
 
-/// The kernel clamps slices to this range (sched_setattr(2)).
+/// Range to which the kernel limits slices (sched_setattr(2)), ns.
 const SLICE: std::ops::RangeInclusive<u64> = 100 * US..=100 * MS;
 
-/// EEVDF slices by sched_setattr(2).
+/// The EEVDF mechanism.
 #[derive(Debug)]
 pub struct Eevdf {
     saved: PathBuf,
@@ -27,7 +27,7 @@ pub struct Eevdf {
 }
 
 impl Eevdf {
-    /// `saved` is where the attributes from before are kept.
+    /// `saved` is the file for the attributes that the threads had before.
     pub fn new(saved: PathBuf) -> Self {
         Self {
             saved,
@@ -53,7 +53,7 @@ impl Mechanism for Eevdf {
             .flat_map(|c| &c.vms)
             .filter(|v| v.params.class == Class::Ls)
             .collect();
-        // VMs that are not latency-sensitive any more go back first.
+        // First restore the VMs that are no longer latency-sensitive.
         let (keep, back): (Vec<_>, Vec<_>) = self
             .state
             .vms

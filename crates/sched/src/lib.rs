@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! CPU mechanisms behind one trait: real-time slots, sched_ext and EEVDF slices.
+//! CPU mechanisms behind one trait, [`Mechanism`]: they bring a [`Plan`] about.
 //!
 //! | mechanism | class of the VMs' threads | needs | gives |
 //! |---|---|---|---|
 //! | [`slots::Slots`] | SCHED_FIFO, priorities 10-23 | Linux 6.12, BPF, cores set aside for VMs | exact slices, weights and caps |
 //! | [`scx::Scx`] | SCHED_EXT | Linux 6.12 with sched_ext, BPF, cores kept for VMs | the same in the kernel, not real-time |
-//! | [`eevdf::Eevdf`] | as they were | Linux 6.12 | shorter slices for VMs that wake |
+//! | [`eevdf::Eevdf`] | unchanged | Linux 6.12 | shorter slices for VMs that wake |
+//!
+//! [`restore`] keeps the attributes that threads had before, and restores them.
 
 pub mod eevdf;
 mod mechanism;

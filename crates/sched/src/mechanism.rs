@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One trait for all ways to bring a [`Plan`] about.
+//! The trait of all mechanisms, and what they report.
 
 use viola_host::Vm;
 use viola_meter::acct::Acct;
@@ -7,29 +7,29 @@ use viola_meter::acct::Acct;
 use crate::plan::Plan;
 use crate::restore::RestoreError;
 
-/// Why a mechanism could not do what it was asked.
+/// Why a mechanism failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SchedError {
-    /// The host lacks something; the sentence says what to change.
+    /// The host lacks a requirement.
     #[error("{mechanism} cannot be used: {why}")]
     Unavailable {
         /// Name of the mechanism.
         mechanism: &'static str,
-        /// What is missing and what to do.
+        /// What is missing, and the remedy.
         why: String,
     },
-    /// A part of it could not be started or talked to.
+    /// A part of it could not be started or reached.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done.
+        /// The step or file.
         what: String,
-        /// Why it failed.
+        /// The cause.
         source: std::io::Error,
     },
-    /// Attributes could not be saved or put back.
+    /// Attributes could not be saved or restored.
     #[error(transparent)]
     Restore(#[from] RestoreError),
-    /// The accounting program.
+    /// The accounting program failed.
     #[error(transparent)]
     Acct(#[from] viola_meter::acct::AcctError),
     /// A thread's attributes could not be changed.
@@ -37,37 +37,37 @@ pub enum SchedError {
     Attr(#[from] viola_host::attrs::AttrError),
 }
 
-/// What a mechanism reports of itself.
+/// The state of a mechanism.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Health {
-    /// It ended without being asked to, and why; everything has been put back.
+    /// Why it ended without being asked to; every thread has been restored then.
     pub ended: Option<String>,
     /// The controller lost track of threads; apply the plan again.
     pub resync: bool,
-    /// The kernel refused a change (errno).
+    /// errno of a change that the kernel refused.
     pub refused: Option<i32>,
-    /// Per core: decisions, rank changes, system calls and CPU time (ns) of the controller, longest lateness (ns).
+    /// What scheduling cost, by core.
     pub cores: Vec<CoreHealth>,
 }
 
-/// One core in [`Health`].
+/// What scheduling cost on one core, so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct CoreHealth {
     /// CPU number.
     pub cpu: u32,
-    /// Decisions so far.
+    /// Decisions.
     pub decisions: u64,
-    /// VMs raised or lowered so far.
+    /// VMs raised or lowered.
     pub switches: u64,
-    /// System calls spent on that.
+    /// System calls for that.
     pub calls: u64,
     /// CPU time of the controller, ns.
     pub cpu_ns: u64,
-    /// Longest time by which a timer came late, ns.
+    /// Longest lateness of a timer, ns.
     pub late_max: u64,
 }
 
-/// What a VM got on one core, as the mechanism itself counts it, since it has had that core.
+/// What a VM used of one core since the mechanism gave it that core, as the mechanism counts it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Main process of the VM.
@@ -76,37 +76,41 @@ pub struct Usage {
     pub cpu: u32,
     /// Time it ran, ns.
     pub run: u64,
-    /// Times that one of its threads was put on the core.
+    /// Context switches to one of its threads.
     pub turns: u64,
-    /// Waits for the core that ended.
+    /// Waits for the core that have ended.
     pub waits: u64,
     /// Their sum, ns.
     pub wait_sum: u64,
     /// The longest, ns.
     pub wait_max: u64,
-    /// Times that it took the core from another VM when it woke.
+    /// Times that it preempted another VM when it woke.
     pub boosts: u64,
 }
 
-/// A way to give the cores to VMs as a plan says.
+/// A way to schedule VMs on cores by a plan.
 pub trait Mechanism {
     /// Its name: `slots`, `sched_ext` or `eevdf`.
     fn name(&self) -> &'static str;
 
-    /// Brings the plan about; cores and VMs that are in it no more are left as they were found. `vms` are the
-    /// VMs of this host, for looking up their threads. Nothing is half done on error: what cannot be managed is
-    /// back to stock scheduling.
+    /// Brings the plan about, and restores the threads of cores and VMs that are no longer in it. `vms` are the VMs of this host.
+    ///
+    /// # Errors
+    /// [`SchedError`]. The threads that it could not manage are back in stock scheduling then.
     fn apply(&mut self, plan: &Plan, vms: &[Vm], acct: Option<&mut Acct>)
     -> Result<(), SchedError>;
 
-    /// Whether all is well, and what it costs.
+    /// Its state and cost.
     fn health(&mut self) -> Health;
 
-    /// What each VM got, by VM and core; nothing from a mechanism that does not count it.
+    /// What each VM used, by VM and core; empty for a mechanism that does not count it.
     fn usage(&self) -> Vec<Usage> {
         Vec::new()
     }
 
-    /// Leaves every thread as it was found.
+    /// Restores every thread.
+    ///
+    /// # Errors
+    /// [`SchedError`].
     fn stop(&mut self) -> Result<(), SchedError>;
 }

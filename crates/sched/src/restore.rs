@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Leaving every thread as it was found.
+//! Restores every thread's scheduling.
 //!
-//! Before the first change the attributes of each thread are written to a small file under /run. Whoever
-//! notices that the controller is gone (watchdog, controller's own main thread, daemon, `viola restore`, the
-//! next start) reads it and puts them back. Threads that a VM made meanwhile get what the VM's main thread had.
-//! Restoring is idempotent, and touches only threads that still carry a priority of ours.
+//! Before the first change a mechanism writes the attributes of each thread to a small file under /run. Every process that
+//! notices the controller's end (the watchdog, the controller's main thread, the daemon, `viola restore`, the next start) reads
+//! the file and restores the threads. Threads that a VM created meanwhile get the attributes of the VM's main thread. Restoring
+//! is idempotent, and changes only threads that still have a priority of viola's.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,10 +18,10 @@ use viola_host::{CpuSet, HostError, ServiceKind, Thread, Tid, Vm, proc};
 
 use crate::slots::PRIORITIES;
 
-/// Why something could not be saved or restored.
+/// Why attributes could not be saved or restored.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// The file of saved attributes.
+    /// The file of saved attributes cannot be read or written.
     #[error("{path}: {source}", path = path.display())]
     File {
         /// Which.
@@ -30,7 +30,7 @@ pub enum RestoreError {
         source: io::Error,
     },
     /// The file of saved attributes is damaged.
-    #[error("{path} is not a file of saved attributes ({why}); remove it, and give the VMs' threads their class back by chrt", path = path.display())]
+    #[error("{path} is not a file of saved attributes ({why}); remove it, and set the class of the VMs' threads with chrt", path = path.display())]
     Damaged {
         /// Which.
         path: PathBuf,
@@ -45,48 +45,51 @@ pub enum RestoreError {
     Host(#[from] HostError),
 }
 
-/// One VM as it was before viola changed anything.
+/// One VM as it was before viola changed it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedVm {
-    /// Name for messages.
+    /// Name, for messages.
     pub id: String,
     /// Main process.
     pub pid: Tid,
-    /// Its start time, so that a reused number is noticed.
+    /// Its start time; identifies the process when the number is reused.
     pub start_time: u64,
-    /// What threads get that are not listed: the main thread's attributes.
+    /// Attributes for threads that are not listed: those of the main thread.
     pub default: SchedAttr,
     /// Affinity of the main thread.
     pub affinity: CpuSet,
-    /// Whether viola pinned its threads, so that affinities have to be put back too.
+    /// Whether viola pinned its threads, so that affinities must be restored too.
     pub pinned: bool,
-    /// Threads, each as it was.
+    /// Its threads, each as it was.
     pub threads: Vec<SavedThread>,
     /// Other processes whose threads work for the VM, with their start times. They may outlive it.
     #[serde(default)]
     pub helpers: Vec<(Tid, u64)>,
 }
 
-/// Contents of the file.
+/// The contents of the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedState {
-    /// Processes of ours that may have been left behind (watchdog): pid and start time.
+    /// Processes of viola's that a killed daemon may leave behind (the watchdog): pid and start time.
     pub processes: Vec<(Tid, u64)>,
-    /// VMs that were changed.
+    /// VMs that viola changed.
     pub vms: Vec<SavedVm>,
 }
 
-/// What was done.
+/// How much was restored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RestoreCount {
-    /// VMs looked at.
+    /// VMs examined.
     pub vms: usize,
-    /// Threads put back.
+    /// Threads restored.
     pub threads: usize,
 }
 
 impl SavedState {
-    /// Reads the file; an absent one is empty.
+    /// Reads the file; an absent file is empty.
+    ///
+    /// # Errors
+    /// [`RestoreError`].
     pub fn read(path: &Path) -> Result<Self, RestoreError> {
         match fs::read(path) {
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(|e| RestoreError::Damaged {
@@ -101,7 +104,10 @@ impl SavedState {
         }
     }
 
-    /// Writes the file as a whole: a reader sees the old or the new one, never a part.
+    /// Replaces the file atomically: a reader sees the old or the new one.
+    ///
+    /// # Errors
+    /// [`RestoreError::File`].
     pub fn write(&self, path: &Path) -> Result<(), RestoreError> {
         let fail = |source| RestoreError::File {
             path: path.to_owned(),
@@ -120,8 +126,11 @@ impl SavedState {
         fs::rename(&temporary, path).map_err(fail)
     }
 
-    /// Notes the present attributes of a VM's threads, but for those it knows already and those that carry a
-    /// priority of ours (made since).
+    /// Records the present attributes of a VM's threads, except those already recorded and those with a priority of viola's
+    /// (created since).
+    ///
+    /// # Errors
+    /// [`RestoreError`].
     pub fn record(&mut self, vm: &Vm, pinned: bool) -> Result<(), RestoreError> {
         self.vms.retain(|s| {
             s.id != vm.id.as_str() || (s.pid == vm.pid && s.start_time == vm.start_time)
@@ -188,19 +197,25 @@ impl SavedState {
 }
 
 fn is_ours(attr: &SchedAttr) -> bool {
-    // Nobody else gives a VM's threads to a sched_ext scheduler one by one; one that takes all leaves their policy.
+    // Only viola gives single threads SCHED_EXT; a sched_ext scheduler for all tasks leaves their policy.
     attr.policy == Policy::Ext
         || attr.policy == Policy::Fifo && PRIORITIES.contains(&(attr.rt_priority as i32))
 }
 
-/// Puts back every VM of the file, and removes the file when nothing failed.
+/// Restores every VM of the file, and removes the file when nothing failed.
+///
+/// # Errors
+/// The last [`RestoreError`]; the other VMs are restored all the same.
 pub fn restore_file(path: &Path) -> Result<RestoreCount, RestoreError> {
     let done = restore_all(path)?;
     let _ = fs::remove_file(path);
     Ok(done)
 }
 
-/// Puts back every VM of the file and keeps the file, for doing it once more.
+/// As [`restore_file`], but keeps the file.
+///
+/// # Errors
+/// As [`restore_file`].
 pub fn restore_and_keep_file(path: &Path) -> Result<(), RestoreError> {
     restore_all(path).map(|_| ())
 }
@@ -219,8 +234,11 @@ fn restore_all(path: &Path) -> Result<RestoreCount, RestoreError> {
     failed.map_or(Ok(done), Err)
 }
 
-/// Puts back one VM. Looks again until nothing is left to do, since a guest may fork meanwhile: what a restored
-/// thread makes is restored by inheritance.
+/// Restores one VM; returns the number of changes. Repeats until nothing is left, since the guest may fork meanwhile: what a
+/// restored thread forks is restored by inheritance.
+///
+/// # Errors
+/// [`RestoreError`].
 pub fn restore_vm(saved: &SavedVm) -> Result<usize, RestoreError> {
     let mut done = 0;
     for _ in 0..10 {
@@ -250,7 +268,7 @@ pub fn restore_vm(saved: &SavedVm) -> Result<usize, RestoreError> {
     Ok(done)
 }
 
-/// Puts back some threads of a VM.
+/// Restores some threads of a VM.
 pub(crate) fn restore_threads(saved: &SavedVm, tids: &BTreeSet<Tid>) -> Result<(), RestoreError> {
     if tids.is_empty() {
         return Ok(());
@@ -263,7 +281,10 @@ pub(crate) fn restore_threads(saved: &SavedVm, tids: &BTreeSet<Tid>) -> Result<(
     Ok(())
 }
 
-/// Puts back the slice of the fair class, for threads whose class nobody changed.
+/// Restores the slice of the fair class, for threads whose class has not changed.
+///
+/// # Errors
+/// [`RestoreError`].
 pub fn restore_slices(saved: &SavedVm) -> Result<usize, RestoreError> {
     let mut done = 0;
     for tid in saved.living()? {
@@ -285,7 +306,7 @@ pub fn restore_slices(saved: &SavedVm) -> Result<usize, RestoreError> {
 }
 
 impl SavedVm {
-    /// What a thread had. A reused number among the VM's own threads is a thread made since.
+    /// The attributes that a thread had. A reused number belongs to a thread created since.
     fn attr_of(&self, tid: Tid) -> Result<&SchedAttr, HostError> {
         let known = self.threads.iter().find(|s| s.tid == tid);
         let same = match known {
@@ -295,7 +316,7 @@ impl SavedVm {
         Ok(known.filter(|_| same).map_or(&self.default, |s| &s.attr))
     }
 
-    /// The threads that there are now: of the VM, of its descendants, of the processes that work for it.
+    /// The present threads of the VM, of its descendants and of the processes that work for it.
     fn living(&self) -> Result<BTreeSet<Tid>, HostError> {
         let lives = |pid: Tid, start_time: u64| {
             Ok::<_, HostError>(proc::stat(pid)?.is_some_and(|s| s.start_time == start_time))
@@ -336,7 +357,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_absent_file_is_empty_and_a_damaged_one_is_said_so() {
+    fn an_absent_file_is_empty_and_a_damaged_one_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("slots.json");
         assert_eq!(SavedState::read(&path).unwrap(), SavedState::default());
@@ -349,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again_and_nothing_else_is_left() {
+    fn the_state_survives_the_file_without_leftovers() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("slots.json");
         let state = SavedState {
@@ -361,7 +382,7 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
-    /// A process that sleeps.
+    /// A sleeping process.
     struct Sleeper(std::process::Child);
 
     impl Sleeper {
@@ -389,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_worked_for_a_vm_has_its_own_back_also_after_the_vm_has_ended() {
+    fn a_process_that_works_for_a_vm_is_restored_after_the_vm_has_ended() {
         let (vm, backend) = (Sleeper::new(), Sleeper::new());
         let (main, worker) = (vm.thread(), backend.thread());
         let kind = ServiceKind::Backend;
@@ -405,7 +426,7 @@ mod tests {
         let mut state = SavedState::default();
         state.record(&noted, false).unwrap();
         assert_eq!(state.vms[0].helpers, [(worker.pid, worker.start_time)]);
-        // real-time classes take root
+        // real-time classes need root
         if attrs::set(worker.tid, &SchedAttr::fifo(18)).is_err() {
             return;
         }
@@ -416,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn only_our_own_priorities_are_taken_for_ours() {
+    fn only_priorities_of_violas_are_restored() {
         assert!(is_ours(&SchedAttr::fifo(18)));
         assert!(!is_ours(&SchedAttr::fifo(50)));
         assert!(!is_ours(&SchedAttr::fair(0)));

@@ -44,7 +44,7 @@ fn a_stopped_controller() {
     rig.assert_guests_work(&ALL);
     assert_slots_come_back(&mut rig);
     assert!(
-        rig.daemon.log().contains("no sign of life"),
+        rig.daemon.log().contains("hung and was killed"),
         "{}",
         rig.daemon.log()
     );

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Shapes of bpf/scx.h, and the knobs.
+//! The structures of bpf/scx.h, and the knobs.
 
 use viola_policy::slices::{InterleavedConfig, MS, Nanos, US};
 
-/// VMs on one core.
+/// Most VMs on one core.
 pub const ROWS: usize = viola_policy::slices::MAX_VMS;
-/// VMs on one host; ids are `1..VM_IDS`.
+/// VM ids on one host are `1..VM_IDS`.
 pub const VM_IDS: u32 = 256;
 
 /// `struct vm_params`
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct VmParams {
-    /// Identity; 0: the row is vacant.
+    /// VM id; 0: the row is vacant.
     pub id: u32,
     /// Latency-sensitive.
     pub ls: u32,
@@ -22,13 +22,13 @@ pub struct VmParams {
     pub cap_permille: u32,
     /// ns
     pub microslice: Nanos,
-    /// Regular vCPUs of the VM on this core, where the core is of a pool.
+    /// On a core of a pool: the VM's regular vCPUs on this core...
     pub here: u32,
-    /// And on all cores.
+    /// ...and on all cores.
     pub of: u32,
 }
 
-/// `enum kind`: who decides on a core.
+/// `enum kind`: the algorithm of a core.
 #[repr(u32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -45,13 +45,13 @@ pub struct CoreRows {
     pub batch_slice: Nanos,
     /// A [`Kind`].
     pub kind: u32,
-    /// On a turbo core: what a VM keeps of its share for its regular vCPUs, thousandths.
+    /// On a turbo core: the part of its share that a VM keeps for its regular vCPUs, thousandths.
     pub reserve: u32,
-    /// By row.
+    /// The VMs, by row.
     pub vms: [VmParams; ROWS],
 }
 
-/// `struct vm_stats`: what a VM got on one core.
+/// `struct vm_stats`: what a VM used of one core.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct VmStats {
@@ -61,15 +61,15 @@ pub struct VmStats {
     pub runnable: u32,
     /// Time it ran, ns.
     pub run: Nanos,
-    /// Times that one of its threads was put on the core.
+    /// Context switches to one of its threads.
     pub turns: u64,
-    /// Waits for the core that ended.
+    /// Waits for the core that have ended.
     pub waits: u64,
     /// Their sum, ns.
     pub wait_sum: Nanos,
     /// The longest, ns.
     pub wait_max: Nanos,
-    /// Times that it took the core from another VM when it woke.
+    /// Times that it preempted another VM when it woke.
     pub boosts: u64,
 }
 
@@ -85,16 +85,16 @@ pub struct CoreStats {
     pub kicks: u64,
     /// Time spent in decisions, ns.
     pub decide_ns: Nanos,
-    /// Longest time by which the end of a slice came late, ns.
+    /// Longest lateness of a slice's end, ns.
     pub late_max: Nanos,
-    /// Turns that were given only because a VM had waited so long.
+    /// Turns given to a VM only because it had waited for `starved_after`.
     pub starved: u64,
 }
 
 /// `struct scx_end`
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct EndRow {
+pub struct ExitInfo {
     pub kind: u32,
     pub pad: u32,
     pub reason: [u8; 128],
@@ -110,27 +110,27 @@ pub struct Enrol {
     pub service: u32,
 }
 
-/// Knobs of the scheduler, fixed while it is loaded: `struct scx_knobs`, where each is explained.
+/// Knobs of the scheduler, fixed while it is loaded: `struct scx_knobs`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Knobs {
-    /// Most service a sleeping latency-sensitive VM is owed, ns.
+    /// Most service that a sleeping latency-sensitive VM is owed, ns.
     pub credit_ls: Nanos,
-    /// The same of other VMs, ns.
+    /// The same for other VMs, ns.
     pub credit_batch: Nanos,
-    /// How long a vCPU may run while another one of its VM waits on the same core, ns.
+    /// Longest run of a vCPU while another vCPU of its VM waits on the same core, ns.
     pub vcpu_turn: Nanos,
-    /// Head start of a VM's service threads before its vCPUs, ns.
+    /// Head start of a VM's service threads over its vCPUs, ns.
     pub service_start: Nanos,
-    /// A VM that waited so long runs next whatever its weight, ns; far below the kernel's watchdog of 5 s.
+    /// A VM that has waited for this time runs next, whatever its weight, ns. Far below the kernel's watchdog (5 s).
     pub starved_after: Nanos,
-    /// For so long, ns.
+    /// Length of that run, ns.
     pub starved_turn: Nanos,
-    /// For tests: the VM with this id is never run. 0: none.
+    /// For tests: the VM with this id never runs; 0: none.
     pub starve_id: u32,
-    /// For tests: 1 for slices that end at the kernel's tick.
+    /// For tests: 1 ends slices at the kernel's tick.
     pub no_timer: u32,
-    /// CPUs this machine can have; the loader fills it in.
+    /// Possible CPUs; the loader sets it.
     pub cpus: u32,
     /// Unused.
     pub pad: u32,
@@ -154,10 +154,10 @@ impl Default for Knobs {
     }
 }
 
-/// Plain data that goes into and comes out of maps.
+/// Plain data that goes into maps and comes out of them.
 ///
 /// # Safety
-/// `repr(C)`, without padding, and any bytes are a value.
+/// The type is `repr(C)` without padding, and any bytes are a valid value.
 pub(super) unsafe trait Plain: Copy {
     fn bytes(&self) -> &[u8] {
         // SAFETY: by the contract of the trait all bytes are initialised.
@@ -180,7 +180,7 @@ unsafe impl Plain for VmStats {}
 // SAFETY: as above.
 unsafe impl Plain for CoreStats {}
 // SAFETY: as above.
-unsafe impl Plain for EndRow {}
+unsafe impl Plain for ExitInfo {}
 // SAFETY: as above.
 unsafe impl Plain for Enrol {}
 // SAFETY: as above.
@@ -191,7 +191,7 @@ const _: () = {
     assert!(size_of::<CoreRows>() == 16 + 32 * ROWS);
     assert!(size_of::<VmStats>() == 56);
     assert!(size_of::<CoreStats>() == 48);
-    assert!(size_of::<EndRow>() == 392);
+    assert!(size_of::<ExitInfo>() == 392);
     assert!(size_of::<Enrol>() == 12);
     assert!(size_of::<Knobs>() == 64);
 };

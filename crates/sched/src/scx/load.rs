@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Loads the scheduler and talks to it through its maps.
+//! Loads the scheduler and reaches it through its maps.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -10,13 +10,13 @@ use libbpf_rs::{
     ErrorKind, Link, MapCore, MapFlags, Object, ObjectBuilder, ProgramInput, libbpf_sys,
 };
 
-use super::layout::{CoreRows, CoreStats, EndRow, Enrol, Knobs, Plain, ROWS, VmStats};
+use super::layout::{CoreRows, CoreStats, Enrol, ExitInfo, Knobs, Plain, ROWS, VmStats};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/scx.bpf.o"));
 
 const SYSFS: &str = "/sys/kernel/sched_ext";
 
-/// Why there is no sched_ext scheduler.
+/// Why the sched_ext scheduler is unavailable.
 #[derive(Debug, thiserror::Error)]
 pub enum ScxError {
     /// The kernel has no sched_ext.
@@ -25,7 +25,7 @@ pub enum ScxError {
     /// Not allowed.
     #[error("loading a scheduler needs CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN: run viola as root")]
     Privilege,
-    /// Another scheduler is loaded; there can be one.
+    /// Another scheduler is loaded; the kernel has room for one.
     #[error(
         "the sched_ext scheduler {0} is loaded, and there can be only one: stop that one first"
     )]
@@ -57,8 +57,8 @@ fn missing(step: &'static str) -> ScxError {
     )))
 }
 
-/// The loaded scheduler; with a link it is at work. Dropping it ends it, as does the death of the process: the kernel
-/// then takes all its threads back into the fair class.
+/// The loaded scheduler; with a link it is attached. When it is dropped, or the process ends in any way, the kernel returns all
+/// its threads to the fair class.
 pub(super) struct Loaded {
     object: Object,
     link: Option<Link>,
@@ -66,26 +66,26 @@ pub(super) struct Loaded {
 }
 
 /// How the scheduler ended.
-pub(super) struct Ended {
+pub(super) struct SchedulerExit {
     pub kind: u32,
-    /// The kernel's own words.
-    pub words: String,
+    /// The kernel's message.
+    pub message: String,
 }
 
-impl Ended {
-    /// Whether that is because a CPU came or went; it may be started again at once.
+impl SchedulerExit {
+    /// Whether a CPU came or went; the scheduler may be started again at once.
     pub fn by_hotplug(&self) -> bool {
-        self.kind == 66 && self.words.contains("going")
+        self.kind == 66 && self.message.contains("going")
     }
 }
 
-/// How long one that is on its way out is waited for.
-const GOING: Duration = Duration::from_secs(3);
+/// Longest wait for a scheduler that is being disabled.
+const DISABLE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Name of the sched_ext scheduler that is at work, whosever it is.
+/// Name of the active sched_ext scheduler, viola's or another.
 pub(super) fn active_scheduler() -> Option<String> {
     let read = |file: &str| std::fs::read_to_string(Path::new(SYSFS).join(file)).ok();
-    let deadline = Instant::now() + GOING;
+    let deadline = Instant::now() + DISABLE_TIMEOUT;
     loop {
         match read("state")?.trim() {
             "disabled" => return None,
@@ -114,12 +114,12 @@ fn verified(object: &Object) -> Vec<(String, u32)> {
 }
 
 impl Loaded {
-    /// Loads the scheduler, which the kernel verifies; it is not at work yet.
+    /// Loads the scheduler, which the kernel verifies, without attaching it.
     pub fn load(mut knobs: Knobs) -> Result<Self, ScxError> {
         if !Path::new(SYSFS).exists() {
             return Err(ScxError::NoClass);
         }
-        // what libbpf has to say comes back in its errors
+        // libbpf's errors carry its messages
         libbpf_rs::set_print(None);
         let cpus = libbpf_rs::num_possible_cpus().map_err(at("counting CPUs"))? as u32;
         knobs.cpus = cpus;
@@ -153,12 +153,12 @@ impl Loaded {
         })
     }
 
-    /// How many instructions the verifier looked at, by program.
+    /// The number of instructions that the verifier examined, by program.
     pub fn verified(&self) -> Vec<(String, u32)> {
         verified(&self.object)
     }
 
-    /// Puts it to work. All cores that it is ever to manage have a plan by now.
+    /// Attaches it. All cores that it is ever to manage must have a plan by now.
     pub fn attach(&mut self) -> Result<(), ScxError> {
         if let Some(name) = active_scheduler() {
             return Err(ScxError::Occupied(name));
@@ -172,14 +172,14 @@ impl Loaded {
         Err(missing("putting it to work"))
     }
 
-    /// Gives a core its plan; `seq` is one more than that of the plan before, the first one is 1.
+    /// Gives a core its plan. `seq` is 1 for the first plan, and one more for each further one.
     pub fn publish(&self, cpu: u32, seq: u64, rows: &CoreRows) -> Result<(), ScxError> {
         let slot = cpu * 2 + (seq & 1) as u32;
         self.put("plans", slot, rows.bytes())?;
         self.put("plan_seqs", cpu, &seq.to_ne_bytes())
     }
 
-    /// The thread belongs to a VM from now on, or with id 0 to none. Returns whether there is such a thread.
+    /// Assigns a thread to a VM, or with id 0 to none. Returns whether the thread exists.
     pub fn enrol(&self, tid: i32, id: u32, service: bool) -> Result<bool, ScxError> {
         let mut args = Enrol {
             tid: tid as u32,
@@ -202,16 +202,16 @@ impl Loaded {
         Err(missing("naming a thread"))
     }
 
-    /// Whether it has ended without being asked to.
-    pub fn ended(&self) -> Option<Ended> {
-        let row: EndRow = self.get("end", 0).ok()??;
+    /// How it ended, if it ended without being asked to.
+    pub fn ended(&self) -> Option<SchedulerExit> {
+        let row: ExitInfo = self.get("end", 0).ok()??;
         let text = |bytes: &[u8]| {
             let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
             String::from_utf8_lossy(&bytes[..end]).into_owned()
         };
-        (row.kind != 0).then(|| Ended {
+        (row.kind != 0).then(|| SchedulerExit {
             kind: row.kind,
-            words: [text(&row.reason), text(&row.message)]
+            message: [text(&row.reason), text(&row.message)]
                 .into_iter()
                 .filter(|t| !t.is_empty())
                 .collect::<Vec<_>>()
@@ -258,9 +258,10 @@ mod tests {
 
     static DECIDE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/decide.bpf.o"));
 
-    /// The verifier gives up after a million, and takes seconds to get there. Kernels differ in what they look at twice.
+    /// The verifier gives up after a million instructions, and takes seconds to get there. Kernels differ in what they examine
+    /// twice.
     #[test]
-    fn the_verifier_is_soon_done_with_the_algorithm() {
+    fn the_verifier_examines_few_instructions() {
         if rustix::process::geteuid().as_raw() != 0 {
             return;
         }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! sched_ext: the default algorithm and turbo cores in the kernel, as a scheduler in BPF (bpf/scx.bpf.c).
 //!
-//! Threads of managed VMs are given SCHED_EXT, all others stay in the kernel's own classes, which go before. No
-//! real-time priority, no controller process: the kernel asks the scheduler whenever a core has to choose. When it
-//! fails, or the process that loaded it ends in whatever way, the kernel takes its threads back into the fair class.
+//! Threads of managed VMs get SCHED_EXT; all others stay in the kernel's own classes, which take precedence. There is no
+//! real-time priority and no controller process: the kernel asks the scheduler whenever a core must choose. When the scheduler
+//! fails, or the process that loaded it ends, the kernel returns its threads to the fair class.
 
 mod layout;
 mod load;
@@ -21,7 +21,7 @@ use viola_meter::acct::Acct;
 
 use self::layout::CoreRows;
 use self::load::Loaded;
-use self::rows::{Ids, rows};
+use self::rows::{VmIds, rows};
 use crate::mechanism::{CoreHealth, Health, Mechanism, SchedError, Usage};
 use crate::plan::Plan;
 use crate::restore::{SavedState, restore_file, restore_threads, restore_vm};
@@ -33,22 +33,25 @@ pub use load::ScxError;
 
 const NAME: &str = "sched_ext";
 
-/// A scheduler that the kernel has verified and that is not at work. Dropping it leaves nothing.
+/// A scheduler that the kernel has verified but not attached.
 pub struct VerifiedScheduler(Loaded);
 
 impl VerifiedScheduler {
-    /// How many instructions the verifier looked at, by program: what loading costs.
+    /// The number of instructions that the verifier examined, by program: the cost of loading.
     pub fn verified(&self) -> Vec<(String, u32)> {
         self.0.verified()
     }
 }
 
-/// Has the kernel verify the scheduler, which tells whether it takes it. Nothing is scheduled by it.
+/// Has the kernel verify the scheduler, which shows whether it accepts it. Attaches nothing.
+///
+/// # Errors
+/// [`ScxError`].
 pub fn load() -> Result<VerifiedScheduler, ScxError> {
     Loaded::load(Knobs::default()).map(VerifiedScheduler)
 }
 
-/// Name of the sched_ext scheduler that is at work on this host, whosever it is.
+/// Name of this host's active sched_ext scheduler, viola's or another.
 pub fn active_scheduler() -> Option<String> {
     load::active_scheduler()
 }
@@ -66,7 +69,7 @@ impl From<ScxError> for SchedError {
     }
 }
 
-/// One core and who has which row there.
+/// One core and its rows.
 struct Core {
     cpu: u32,
     seq: u64,
@@ -76,8 +79,8 @@ struct Core {
 struct Running {
     loaded: Loaded,
     cores: Vec<Core>,
-    ids: Ids,
-    /// Threads: which VM's, and whether they go before its vCPUs.
+    ids: VmIds,
+    /// Threads: the id of the VM, and whether it is a service thread.
     threads: BTreeMap<i32, (u32, bool)>,
     _locks: Vec<OwnedFd>,
 }
@@ -86,21 +89,21 @@ struct Running {
 pub struct Scx {
     saved: PathBuf,
     knobs: Knobs,
-    /// Loaded before, with the usual knobs.
+    /// Loaded in advance, with the default knobs.
     ready: Option<Loaded>,
     state: SavedState,
     running: Option<Running>,
 }
 
 impl Scx {
-    /// `saved` is where the attributes from before are kept; `ready` saves having the kernel verify the scheduler again.
+    /// `saved` is the file for the attributes that the threads had before; `ready` saves verifying the scheduler again.
     pub fn new(saved: PathBuf, ready: Option<VerifiedScheduler>) -> Self {
         let mut scx = Self::with_knobs(saved, Knobs::default());
         scx.ready = ready.map(|r| r.0);
         scx
     }
 
-    /// With other knobs than the usual ones.
+    /// With other knobs than the default ones.
     pub fn with_knobs(saved: PathBuf, knobs: Knobs) -> Self {
         Self {
             saved,
@@ -111,16 +114,16 @@ impl Scx {
         }
     }
 
-    /// Has the kernel verify the scheduler now, which its start then needs not.
+    /// Has the kernel verify the scheduler now, so that its start need not.
     ///
     /// # Errors
-    /// Why there is none.
+    /// [`ScxError`].
     pub fn prepare(&mut self) -> Result<(), ScxError> {
         self.ready = Some(Loaded::load(self.knobs)?);
         Ok(())
     }
 
-    /// What each VM, by its main process, got on each core so far.
+    /// What each VM, by its main process, has used of each core so far.
     fn stats(&self) -> Vec<(u32, i32, VmStats)> {
         let Some(running) = &self.running else {
             return Vec::new();
@@ -138,7 +141,7 @@ impl Scx {
         all
     }
 
-    /// What scheduling cost on each core so far.
+    /// What scheduling has cost on each core so far.
     pub fn core_stats(&self) -> Vec<(u32, CoreStats)> {
         let running = self.running.iter();
         running
@@ -151,7 +154,7 @@ impl Scx {
             Some(loaded) => loaded,
             None => Loaded::load(self.knobs)?,
         };
-        let mut ids = Ids::default();
+        let mut ids = VmIds::default();
         let mut cores = Vec::new();
         for core in &plan.cores {
             let rows = rows(core, None, &mut ids)?;
@@ -179,7 +182,7 @@ impl Scx {
         let Some(running) = self.running.take() else {
             return Ok(());
         };
-        // Thread by thread, so that each is back before the scheduler goes; once more for those made meanwhile.
+        // Restore the threads before the scheduler goes, and once more those created meanwhile.
         let first = restore_file(&self.saved);
         let kept = first.is_ok().then(|| self.state.clone());
         drop(running);
@@ -199,8 +202,8 @@ fn unavailable(why: String) -> SchedError {
     }
 }
 
-/// Gives a thread SCHED_EXT, with the nice value it has.
-fn take(tid: i32) -> Result<(), SchedError> {
+/// Gives a thread SCHED_EXT; keeps its nice value.
+fn move_to_ext(tid: i32) -> Result<(), SchedError> {
     let tid = tid as u32;
     let Some(attr) = attrs::get(tid)? else {
         return Ok(());
@@ -216,19 +219,19 @@ fn take(tid: i32) -> Result<(), SchedError> {
     Ok(())
 }
 
-/// The kernel's scx_exit_kind in a sentence, with its own words.
-fn sentence(kind: u32, words: &str) -> String {
+/// One sentence for the kernel's scx_exit_kind, with the kernel's message.
+fn sentence(kind: u32, message: &str) -> String {
     let what = match kind {
         1026 => "the kernel ended the scheduler, since a thread had waited for 5 s",
         67 => "SysRq S ended the scheduler",
-        64..=66 => "somebody ended the scheduler",
+        64..=66 => "the scheduler was disabled from outside",
         _ => "the kernel ended the scheduler after an error",
     };
-    let words = match words {
+    let message = match message {
         "" => String::new(),
-        words => format!(" ({words})"),
+        message => format!(" ({message})"),
     };
-    format!("{what}{words}; the VMs' threads are in the fair class")
+    format!("{what}{message}; the VMs' threads are in the fair class")
 }
 
 impl Mechanism for Scx {
@@ -251,12 +254,12 @@ impl Mechanism for Scx {
             return Ok(());
         }
         if self.running.is_none() {
-            // Not while slots have one of the cores.
+            // The locks keep out slots that manage one of the cores.
             let locks = cpus.iter().map(|&cpu| lock_core(cpu, NAME));
             let locks = locks.collect::<Result<Vec<_>, _>>()?;
             self.running = Some(self.start(plan, locks)?);
         }
-        let done = self.follow(plan, vms);
+        let done = self.apply_plan(plan, vms);
         if done.is_err() {
             self.end()?;
         }
@@ -282,7 +285,7 @@ impl Mechanism for Scx {
         if let Some(ended) = running.loaded.ended() {
             match ended.by_hotplug() {
                 true => health.resync = true,
-                false => health.ended = Some(sentence(ended.kind, &ended.words)),
+                false => health.ended = Some(sentence(ended.kind, &ended.message)),
             }
             if let Err(e) = self.end() {
                 eprintln!("viola: {e}");
@@ -312,8 +315,8 @@ impl Mechanism for Scx {
 
 impl Scx {
     /// Brings rows and threads in line with the plan.
-    fn follow(&mut self, plan: &Plan, vms: &[Vm]) -> Result<(), SchedError> {
-        // What is not written down cannot be put back, so this comes before any change.
+    fn apply_plan(&mut self, plan: &Plan, vms: &[Vm]) -> Result<(), SchedError> {
+        // Record the attributes before the first change: only recorded ones can be restored.
         let before = self.state.clone();
         for v in plan.cores.iter().flat_map(|c| &c.vms) {
             if let Some(vm) = vms.iter().find(|vm| vm.pid as i32 == v.pid) {
@@ -347,7 +350,7 @@ impl Scx {
                 wanted.extend(threads);
             }
         }
-        // First those leave that have no row any more, last those come that are to have one.
+        // First remove threads that have no row any more; last add those that get one.
         let gone: BTreeSet<u32> = running
             .threads
             .keys()
@@ -377,7 +380,7 @@ impl Scx {
             if running.threads.get(tid) != Some(&(*id, *service)) {
                 running.loaded.enrol(*tid, *id, *service)?;
             }
-            take(*tid)?;
+            move_to_ext(*tid)?;
         }
         running.threads = wanted;
         Ok(())
@@ -397,7 +400,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_it_ended_is_one_sentence_with_the_kernels_own_words() {
+    fn the_exit_is_one_sentence_with_the_kernels_message() {
         assert_eq!(
             sentence(1026, "runnable task stall: g1[7] failed to run for 5.0s"),
             "the kernel ended the scheduler, since a thread had waited for 5 s \
@@ -410,10 +413,10 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_it_is_said_so() {
+    fn a_kernel_without_sched_ext_is_reported() {
         if !std::path::Path::new("/sys/kernel/sched_ext").exists() {
-            let said = load().err().unwrap().to_string();
-            assert!(said.contains("CONFIG_SCHED_CLASS_EXT"), "{said}");
+            let error = load().err().unwrap().to_string();
+            assert!(error.contains("CONFIG_SCHED_CLASS_EXT"), "{error}");
             assert_eq!(active_scheduler(), None);
         }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel's copy of the algorithms (bpf/slices.h, bpf/turbo.h) against those in `policy`: the same random histories
-//! through both, and the same decisions.
+//! Compares the kernel's copy of the algorithms (bpf/slices.h, bpf/turbo.h) with `policy`: both get the same random histories and
+//! must take the same decisions.
 
 use std::ffi::CString;
 use std::path::Path;
@@ -25,7 +25,7 @@ type Due = unsafe extern "C" fn(u32, *mut u32) -> u64;
 type Decide =
     unsafe extern "C" fn(u64, *const u64, *const u32, *mut u32, *mut u64, *mut u32) -> u64;
 
-/// The compiled header. One machine, so one user at a time.
+/// The compiled headers. They hold one core's state, so one test uses them at a time.
 struct Library {
     reset: unsafe extern "C" fn(),
     configure: Configure,
@@ -78,22 +78,22 @@ fn load() -> Library {
     }
 }
 
-fn with_library<T>(use_it: impl FnOnce(&Library) -> T) -> T {
+fn with_library<T>(f: impl FnOnce(&Library) -> T) -> T {
     let mut guard = LIBRARY.lock().unwrap_or_else(|e| e.into_inner());
     let library = guard.get_or_insert_with(load);
     // SAFETY: the lock is held.
     unsafe { (library.reset)() };
-    use_it(library)
+    f(library)
 }
 
 /// The machine in `policy`.
-enum Theirs {
+enum PolicyCore {
     Interleaved(Interleaved),
     Regular(RegularCore),
     Turbo(Box<TurboCore>),
 }
 
-impl Theirs {
+impl PolicyCore {
     fn new(kind: Kind, slice: Nanos, reserve: u32) -> Self {
         match kind {
             Kind::Interleaved => {
@@ -130,10 +130,10 @@ impl Theirs {
     }
 }
 
-/// Both machines; fails at the first difference.
+/// Both copies; panics at the first difference.
 struct Both<'a> {
     library: &'a Library,
-    policy: Theirs,
+    policy: PolicyCore,
     kind: Kind,
     slice: Nanos,
     reserve: u32,
@@ -148,7 +148,7 @@ impl<'a> Both<'a> {
     fn new(library: &'a Library, kind: Kind, slice: Nanos, reserve: u32) -> Self {
         Self {
             library,
-            policy: Theirs::new(kind, slice, reserve),
+            policy: PolicyCore::new(kind, slice, reserve),
             kind,
             slice,
             reserve,
@@ -158,16 +158,16 @@ impl<'a> Both<'a> {
         }
     }
 
-    /// The core gets another machine, which knows nothing.
-    fn become_of(&mut self, kind: Kind, now: Nanos) {
+    /// Changes the algorithm of the core; the new one starts without history.
+    fn set_kind(&mut self, kind: Kind, now: Nanos) {
         if kind != self.kind {
             self.kind = kind;
-            self.policy = Theirs::new(kind, self.slice, self.reserve);
+            self.policy = PolicyCore::new(kind, self.slice, self.reserve);
         }
         self.configured(now);
     }
 
-    /// What the VMs ran elsewhere, by row.
+    /// Reports to both what the VMs ran on other cores, by row.
     fn hear(&mut self, of: impl Fn(usize) -> OtherCoreUsage) {
         let heard: Vec<OtherCoreUsage> = self.order.iter().map(|row| of(*row)).collect();
         let Some(pooled) = self.policy.pooled() else {
@@ -182,9 +182,9 @@ impl<'a> Both<'a> {
         }
     }
 
-    /// What each VM was due is the same in both.
-    fn same_dues(&mut self) {
-        let Theirs::Regular(policy) = &self.policy else {
+    /// Asserts that both say the same of what each VM is due.
+    fn assert_same_dues(&mut self) {
+        let PolicyCore::Regular(policy) = &self.policy else {
             return;
         };
         for (i, row) in self.order.iter().enumerate() {
@@ -231,7 +231,7 @@ impl<'a> Both<'a> {
 }
 
 impl CoreScheduler for Both<'_> {
-    /// Rows as the mechanism gives them: who was there stays in its own, so that order is another than policy's.
+    /// Gives rows as the mechanism does: a VM keeps its row, so the order differs from policy's.
     fn configure(&mut self, now: Nanos, vms: &[Params]) {
         for row in 0..ROWS {
             if !vms.iter().any(|p| p.id == self.rows[row].id) {
@@ -245,7 +245,7 @@ impl CoreScheduler for Both<'_> {
         self.configured(now);
     }
 
-    /// `seen` in the order of the rows.
+    /// `seen` is in the order of the rows.
     fn decide(&mut self, now: Nanos, seen: &[Activity], out: &mut Decision) {
         self.policy.machine().decide(now, seen, out);
         let (mut used, mut runnable) = ([0; ROWS], [0; ROWS]);
@@ -285,7 +285,7 @@ impl CoreScheduler for Both<'_> {
         assert_eq!(until, out.until, "{at}");
         let notify = notify.map(|n| n != 0);
         assert_eq!(notify, [out.notify_wake, out.notify_block], "{at}");
-        self.same_dues();
+        self.assert_same_dues();
     }
 }
 
@@ -327,19 +327,19 @@ fn behaviour() -> impl Strategy<Value = Behaviour> {
     ]
 }
 
-/// One thing that a history has.
+/// One step of a history.
 #[derive(Debug, Clone)]
 enum Step {
-    /// Time passes; for each VM a share of it in which it ran, and whether it wants to run now.
+    /// Time passes. For each VM: the share of it that the VM ran, and whether the VM is runnable now.
     Decide(Nanos, Vec<(u16, bool)>),
-    /// A VM comes, in the place of this one if it is there.
+    /// A VM arrives, in the place of the one in this row.
     Come(usize, Params),
-    /// Another one's controls change.
+    /// The parameters of a VM change.
     Change(usize, Params),
     Go(usize),
-    /// VMs ran so long elsewhere: each a part of this, by row.
+    /// VMs ran on other cores: each a part of this time, by row.
     Hear(Nanos, Vec<(u16, bool)>),
-    /// The core comes into a pool, or leaves it.
+    /// The algorithm of the core changes.
     Become(Kind),
 }
 
@@ -368,7 +368,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Histories that no core could have had: all VMs at once, more time than passed.
+    /// Histories that no core can have: all VMs run at once, for more time than passes.
     #[test]
     fn any_history_gives_equal_decisions(
         first in proptest::collection::vec(params(), 1..6),
@@ -418,7 +418,7 @@ proptest! {
                         let total = if part < 300 { 0 } else { span * u64::from(part) / 1_000 };
                         OtherCoreUsage { turbo: total / 2, total, due: total * 3 / 2, waits }
                     }),
-                    Step::Become(kind) => both.become_of(kind, now),
+                    Step::Become(kind) => both.set_kind(kind, now),
                     Step::Go(row) => {
                         both.rows[row] = VmParams::default();
                         both.configured(now);
@@ -428,9 +428,9 @@ proptest! {
         });
     }
 
-    /// Histories of a simulated core, which follows the decisions, and hears of others that it shares VMs with.
+    /// Histories of a simulated core that follows the decisions, and that shares VMs with other cores.
     #[test]
-    fn a_core_that_follows_them_is_led_the_same_way(
+    fn a_simulated_core_gets_equal_decisions(
         vms in proptest::collection::vec((params(), behaviour()), 1..9),
         late in 0..50 * US,
         seed in any::<u64>(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who has which row on a core, and by what number the scheduler knows a VM.
+//! Assigns VMs their ids in the scheduler and their rows on a core.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,16 +10,15 @@ use super::unavailable;
 use crate::mechanism::SchedError;
 use crate::plan::{Algorithm, CorePlan, VmPlan};
 
-/// Numbers of VMs, by main process.
+/// VmIds of VMs, by main process.
 #[derive(Default)]
-pub(super) struct Ids {
+pub(super) struct VmIds {
     pub of: BTreeMap<i32, u32>,
     last: u32,
 }
 
-impl Ids {
-    /// The number that a VM has, or one that nobody has had for long: the scheduler takes one that it knows for the
-    /// same VM.
+impl VmIds {
+    /// The id of a VM; a new VM gets the id that has been free for longest, since the scheduler takes a known id for the same VM.
     pub fn get(&mut self, pid: i32) -> Option<u32> {
         if let Some(id) = self.of.get(&pid) {
             return Some(*id);
@@ -35,11 +34,14 @@ impl Ids {
     }
 }
 
-/// The rows of a core: who was there keeps its row. New VMs get a number.
+/// The rows of a core. A VM keeps its row; new VMs get an id and a free row.
+///
+/// # Errors
+/// [`SchedError::Unavailable`] for an algorithm that the scheduler lacks, and for too many VMs.
 pub(super) fn rows(
     core: &CorePlan,
     before: Option<&CoreRows>,
-    ids: &mut Ids,
+    ids: &mut VmIds,
 ) -> Result<CoreRows, SchedError> {
     let kind = match core.algorithm {
         Algorithm::Interleaved => Kind::Interleaved,
@@ -47,7 +49,7 @@ pub(super) fn rows(
         Algorithm::Turbo => Kind::Turbo,
         Algorithm::Paper | Algorithm::Credit { .. } => {
             return Err(unavailable(
-                "it knows mode interleaved only; use mechanism = \"slots\" for the others".into(),
+                "it has mode interleaved only; use mechanism = \"slots\" for the others".into(),
             ));
         }
     };
@@ -77,7 +79,7 @@ pub(super) fn rows(
         }
     }
     for params in new {
-        // Rather one that was vacant before: in one that is given up a thread may still wait.
+        // Prefer a row that was vacant before: a thread may still wait in one that has just become vacant.
         let vacant = |row: &usize| rows.vms[*row].id == 0;
         let was_vacant = |row: &usize| before.is_none_or(|b| b.vms[*row].id == 0);
         let row = (0..ROWS).find(|r| vacant(r) && was_vacant(r));
@@ -131,7 +133,7 @@ mod tests {
         }
     }
 
-    /// Ids by row, without the vacant ones at the end.
+    /// VmIds by row, without the vacant rows at the end.
     fn ids(rows: &CoreRows) -> Vec<u32> {
         let n = rows
             .vms
@@ -142,8 +144,8 @@ mod tests {
     }
 
     #[test]
-    fn who_stays_keeps_its_row_and_who_comes_takes_one_that_was_vacant() {
-        let mut known = Ids::default();
+    fn a_vm_keeps_its_row_and_a_new_one_takes_a_vacant_row() {
+        let mut known = VmIds::default();
         let first = rows(&core(&[10, 20, 30]), None, &mut known).unwrap();
         assert_eq!(ids(&first), [1, 2, 3]);
         assert_eq!(
@@ -160,12 +162,12 @@ mod tests {
         );
         known.of.remove(&20);
         let second = rows(&core(&[30, 40, 10]), Some(&first), &mut known).unwrap();
-        assert_eq!(ids(&second), [1, 0, 3, 4], "and a number of its own");
+        assert_eq!(ids(&second), [1, 0, 3, 4], "and an id of its own");
     }
 
     #[test]
     fn a_full_core_gives_a_new_vm_the_row_of_one_that_leaves() {
-        let mut known = Ids::default();
+        let mut known = VmIds::default();
         let all: Vec<i32> = (1..=ROWS as i32).collect();
         let first = rows(&core(&all), None, &mut known).unwrap();
         known.of.remove(&1);
@@ -174,34 +176,34 @@ mod tests {
         let second = rows(&core(&next), Some(&first), &mut known).unwrap();
         assert_eq!(second.vms[0].id, known.of[&100]);
         next.push(101);
-        let said = rows(&core(&next), None, &mut known)
+        let error = rows(&core(&next), None, &mut known)
             .unwrap_err()
             .to_string();
-        assert!(said.contains("65 VMs"), "{said}");
+        assert!(error.contains("65 VMs"), "{error}");
     }
 
     #[test]
-    fn other_modes_are_refused_with_what_to_use() {
+    fn other_modes_are_refused_with_the_remedy() {
         for algorithm in [Algorithm::Paper, Algorithm::Credit { boost: true }] {
             let plan = CorePlan {
                 algorithm,
                 ..core(&[1])
             };
-            let said = rows(&plan, None, &mut Ids::default())
+            let error = rows(&plan, None, &mut VmIds::default())
                 .unwrap_err()
                 .to_string();
-            assert!(said.contains("mechanism = \"slots\""), "{said}");
+            assert!(error.contains("mechanism = \"slots\""), "{error}");
         }
     }
 
     #[test]
-    fn cores_of_both_pools_have_their_own_machines() {
+    fn cores_of_both_pools_have_their_own_kind() {
         let kinds = [Algorithm::Interleaved, Algorithm::Regular, Algorithm::Turbo].map(|a| {
             let plan = CorePlan {
                 algorithm: a,
                 ..core(&[1])
             };
-            let rows = rows(&plan, None, &mut Ids::default()).unwrap();
+            let rows = rows(&plan, None, &mut VmIds::default()).unwrap();
             (rows.kind, rows.reserve)
         });
         assert_eq!(kinds, [(0, 400), (1, 400), (2, 400)]);

@@ -1,88 +1,92 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A hard budget for real-time threads on a core that the host works on too: at most a part of any 10 ms.
+//! A hard limit for real-time threads on a core that the host uses too: a part of any 10 ms.
 
 use viola_policy::slices::{MS, Nanos};
 
-/// Time that the budget is for.
+/// The window of the limit, ns.
 pub const WINDOW: Nanos = 10 * MS;
-/// Grain in which what was used is remembered. One more than a window is: what is used at the very end of one
-/// counts until the whole window is over.
-const GRAIN: Nanos = MS;
-const GRAINS: usize = (WINDOW / GRAIN) as usize + 1;
-/// Real-time threads come back when so much may be used again, not for a moment.
-const WORTH: Nanos = MS / 2;
+/// Resolution of the record of used time. It has one entry more than a window: time used at the end of an entry counts until the
+/// whole window is over.
+const BIN: Nanos = MS;
+const BINS: usize = (WINDOW / BIN) as usize + 1;
+/// Time that must be available before real-time threads resume, so that they do not resume for a moment only.
+const MIN_RESUME: Nanos = MS / 2;
 
-/// What may still be used. Fixed in size; the controller must not allocate.
+/// The record of used time. Of fixed size, since the controller must not allocate.
 #[derive(Debug, Clone)]
 pub struct Budget {
-    /// Most in any [`WINDOW`], ns; `None`: no limit.
+    /// Most time in any [`WINDOW`], ns; `None`: no limit.
     most: Option<Nanos>,
-    used: [Nanos; GRAINS],
-    /// Number of the grain that now is in.
-    grain: u64,
+    used: [Nanos; BINS],
+    /// Number of the present entry.
+    bin: u64,
     spent: bool,
 }
 
 impl Budget {
-    /// `permille` of the core (1..=1000), or all of it.
+    /// A limit of `permille` of the core (1..=1000), or none.
     pub fn new(permille: Option<u32>) -> Self {
         Self {
             most: permille.map(|p| WINDOW * u64::from(p.clamp(1, 1000)) / 1000),
-            used: [0; GRAINS],
-            grain: 0,
+            used: [0; BINS],
+            bin: 0,
             spent: false,
         }
     }
 
-    /// Changes the limit; what was used still counts.
+    /// Changes the limit; the record stays.
     pub fn set(&mut self, permille: Option<u32>) {
         self.most = Self::new(permille).most;
     }
 
-    /// Takes what real-time threads used up to `now` since the last call. Answers whether they may go on.
+    /// Adds the time that real-time threads used since the last call, up to `now`. Returns whether they may go on.
     pub fn spend(&mut self, now: Nanos, used: Nanos) -> bool {
         let Some(most) = self.most else {
             self.spent = false;
             return true;
         };
-        let grain = now / GRAIN;
-        let gone = grain.saturating_sub(self.grain).min(GRAINS as u64);
+        let bin = now / BIN;
+        let gone = bin.saturating_sub(self.bin).min(BINS as u64);
         for k in 0..gone {
-            self.used[((grain - k) % GRAINS as u64) as usize] = 0;
+            self.used[((bin - k) % BINS as u64) as usize] = 0;
         }
-        self.grain = self.grain.max(grain);
+        self.bin = self.bin.max(bin);
         if !self.spent {
-            self.note(now, used);
+            self.record(now, used);
         }
         let all: Nanos = self.used.iter().sum();
         let left = most.saturating_sub(all);
-        let needed = if self.spent { WORTH } else { 2 * LATE };
+        let needed = if self.spent {
+            MIN_RESUME
+        } else {
+            2 * MAX_LATENESS
+        };
         self.spent = left < needed.min(most);
         !self.spent
     }
 
-    /// Notes what was used up to `now`, as late as it can have been.
-    fn note(&mut self, now: Nanos, used: Nanos) {
-        let (mut left, mut room) = (used, now - self.grain.min(now / GRAIN) * GRAIN);
-        for k in 0..(GRAINS as u64).min(self.grain + 1) {
-            let grain = &mut self.used[((self.grain - k) % GRAINS as u64) as usize];
-            let part = left.min(room.saturating_sub(*grain));
-            *grain += part;
+    /// Records time used up to `now`, as late as it can have been.
+    fn record(&mut self, now: Nanos, used: Nanos) {
+        let (mut left, mut room) = (used, now - self.bin.min(now / BIN) * BIN);
+        for k in 0..(BINS as u64).min(self.bin + 1) {
+            let bin = &mut self.used[((self.bin - k) % BINS as u64) as usize];
+            let part = left.min(room.saturating_sub(*bin));
+            *bin += part;
             left -= part;
-            room = GRAIN;
+            room = BIN;
         }
-        // More than there was time for: several threads at once cannot be, so the clocks differ.
-        self.used[(self.grain % GRAINS as u64) as usize] += left;
+        // More than there was time for: one core cannot run several threads at once, so the clocks differ.
+        self.used[(self.bin % BINS as u64) as usize] += left;
     }
 
-    /// When to look again at the latest, while somebody of them wants to run.
-    pub fn look_at(&self, now: Nanos) -> Nanos {
+    /// The time of the next check, while one of the threads is runnable.
+    pub fn next_check(&self, now: Nanos) -> Nanos {
         match self.most {
             None => Nanos::MAX,
-            Some(_) if self.spent => (now / GRAIN + 1) * GRAIN,
+            Some(_) if self.spent => (now / BIN + 1) * BIN,
             Some(most) => {
                 let all: Nanos = self.used.iter().sum();
-                now + most.saturating_sub(all + LATE).max(LATE)
+                now + most.saturating_sub(all + MAX_LATENESS).max(MAX_LATENESS)
             }
         }
     }
@@ -93,21 +97,21 @@ impl Budget {
     }
 }
 
-/// By how much a look may come late.
-const LATE: Nanos = MS / 20;
+/// Most lateness of a check, ns.
+const MAX_LATENESS: Nanos = MS / 20;
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Threads that always want to run, looked at when the budget says and `late` after that.
+    /// Runs threads that are always runnable, checked when the budget says and `late` after that.
     fn drive(permille: u32, late: &[Nanos], end: Nanos) -> Vec<(Nanos, Nanos)> {
         let mut budget = Budget::new(Some(permille));
         let (mut now, mut runs, mut ran) = (0, true, Vec::new());
         let mut late = late.iter().cycle();
         while now < end {
-            let next = budget.look_at(now) + late.next().copied().unwrap_or(0);
+            let next = budget.next_check(now) + late.next().copied().unwrap_or(0);
             if runs {
                 ran.push((now, next));
             }
@@ -117,7 +121,7 @@ mod tests {
         ran
     }
 
-    /// Most that was used in any window.
+    /// Most time that was used in any window.
     fn worst(ran: &[(Nanos, Nanos)]) -> Nanos {
         let within = |from: Nanos| {
             let of = |&(a, b): &(Nanos, Nanos)| b.min(from + WINDOW).saturating_sub(a.max(from));
@@ -129,9 +133,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_ten_milliseconds_have_more_than_the_budget(
+        fn no_window_exceeds_the_budget(
             permille in 50u32..=1000,
-            late in proptest::collection::vec(0..LATE, 1..50),
+            late in proptest::collection::vec(0..MAX_LATENESS, 1..50),
         ) {
             let ran = drive(permille, &late, 300 * MS);
             let most = WINDOW * u64::from(permille) / 1000;
@@ -146,14 +150,14 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_there_is_always_more() {
+    fn without_a_limit_nothing_is_spent() {
         let mut budget = Budget::new(None);
         assert!(budget.spend(5, 1000 * MS) && !budget.is_limited());
-        assert_eq!(budget.look_at(7), Nanos::MAX);
+        assert_eq!(budget.next_check(7), Nanos::MAX);
     }
 
     #[test]
-    fn a_pause_of_any_length_fills_it_again() {
+    fn a_pause_refills_the_budget() {
         let mut budget = Budget::new(Some(500));
         assert!(!budget.spend(5 * MS, 5 * MS));
         assert!(!budget.spend(9 * MS, 0));

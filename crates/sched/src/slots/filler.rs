@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The thread that holds a core against VMs that are over their cap.
+//! The thread that keeps a core busy while VMs over their cap must not run.
 
 use std::io;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use super::controller::become_realtime;
 use super::threads::{FILLER_IDLE_PRIORITY, FILLER_PRIORITY, set_fifo};
 
-/// Keeps the core busy while a VM that is over its cap must not run.
+/// Keeps the core busy while a VM over its cap must not run.
 ///
-/// A real-time thread is not stopped by any quota, so something that ranks between "capped" and "out" has to
-/// hold the core. It runs only when no VM within its cap wants to. While it has nothing to hold it sleeps above
-/// every VM, so that it can end at once when the controller is killed.
+/// No quota stops a real-time thread, so a thread that ranks between "capped" and "background" must hold the core. It runs only
+/// while no VM within its cap is runnable. Otherwise it sleeps above every VM, so that it can exit at once when the controller is
+/// killed.
 pub struct Filler {
     shared: Arc<FillerState>,
 }
@@ -28,7 +28,10 @@ const FILL: u32 = 1;
 const END: u32 = 2;
 
 impl Filler {
-    /// Starts its thread.
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The kernel's error.
     pub fn start(cpu: u32) -> io::Result<Self> {
         let shared = Arc::new(FillerState::default());
         let theirs = Arc::clone(&shared);
@@ -47,7 +50,7 @@ impl Filler {
         Ok(Self { shared })
     }
 
-    /// Has it hold the core, or sleep.
+    /// Makes it hold the core, or sleep.
     pub fn set(&self, on: bool) {
         self.command(if on { FILL } else { IDLE });
     }

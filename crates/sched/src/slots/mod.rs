@@ -1,13 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Slots: a real-time controller gives each core to one VM after the other.
 //!
-//! Three processes share the work, so that a fault in one never takes a core away: the daemon draws up the plan
-//! and publishes it on the [`shared`]; the [`controller`] carries it out, one real-time thread per core; the
-//! [`watchdog`] between them looks after both and puts every thread back when something is wrong.
+//! | file | what it has |
+//! |---|---|
+//! | `mod.rs` | the daemon's side: starts the processes, publishes plans, restores threads |
+//! | [`controller`] | one real-time thread per core that carries out the plan |
+//! | [`watchdog`] | the process between them, which restores every thread when one of them fails |
+//! | [`shared`], `plan_rows.rs` | the memory that the three share |
+//! | `threads.rs` | a VM's threads and their priorities |
+//! | `budget.rs` | the limit on cores that the host uses too |
+//! | `filler.rs` | the thread that enforces caps |
+//!
+//! Three processes share the work, so that a fault in one never takes a core away.
 
 mod budget;
 pub mod controller;
 mod filler;
+mod plan_rows;
 pub mod shared;
 mod threads;
 pub mod watchdog;
@@ -30,12 +39,12 @@ use crate::restore::{SavedState, restore_file, restore_vm};
 pub use threads::PRIORITIES;
 
 const NAME: &str = "slots";
-/// How long controller and watchdog may take to start, to follow a plan, or to end.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// A watchdog that showed no sign of life for so long is killed (the controller then restores).
-const WATCHDOG_HANG: Duration = Duration::from_secs(2);
+/// Timeout for controller and watchdog to start, to follow a plan, or to end.
+const HELPER_TIMEOUT: Duration = Duration::from_secs(3);
+/// A watchdog without a heartbeat for this time is killed; the controller then restores the threads.
+const WATCHDOG_HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Command line that starts a helper process: program and leading arguments.
+/// The command that starts a helper process.
 #[derive(Debug, Clone)]
 pub struct HelperCommand {
     /// Program, normally the running one.
@@ -45,7 +54,7 @@ pub struct HelperCommand {
 }
 
 impl HelperCommand {
-    /// A command to which arguments can be added.
+    /// The command, to which arguments can be added.
     pub fn command(&self) -> Command {
         let mut c = Command::new(&self.program);
         c.args(&self.args);
@@ -70,7 +79,7 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// `watchdog` starts the watchdog process; `saved` is where the attributes from before are kept.
+    /// `watchdog` starts the watchdog; `saved` is the file for the attributes that the threads had before.
     pub fn new(watchdog: HelperCommand, saved: PathBuf) -> Self {
         Self {
             watchdog,
@@ -80,7 +89,7 @@ impl Slots {
         }
     }
 
-    /// Starts watchdog and controller; the locks go to them.
+    /// Starts watchdog and controller, and passes the locks to them.
     fn start(
         &mut self,
         plan: &Plan,
@@ -101,7 +110,7 @@ impl Slots {
             });
         }
         let (shared, shared_fd) =
-            SharedMemory::create().map_err(io("making the controller's shared"))?;
+            SharedMemory::create().map_err(io("creating the shared memory"))?;
         let shared_number = shared_fd.as_raw_fd();
         let mut fds = locks;
         fds.push(shared_fd);
@@ -165,9 +174,9 @@ impl Slots {
         })
     }
 
-    /// Waits until every core's controller is there.
+    /// Waits until every core's controller runs.
     fn await_ready(running: &mut Running) -> Result<(), SchedError> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + HELPER_TIMEOUT;
         while !running
             .shared
             .cores()
@@ -199,7 +208,7 @@ impl Slots {
         };
         running.shared.stop.store(1, Ordering::Release);
         drop(running.lifeline);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + HELPER_TIMEOUT;
         let status = loop {
             match running.watchdog.try_wait() {
                 Ok(Some(status)) => break Some(status),
@@ -214,8 +223,9 @@ impl Slots {
         };
         // The watchdog has restored; once more costs nothing, and covers one that was killed.
         std::thread::sleep(Duration::from_millis(1));
+        // The watchdog has restored the threads. Restoring again costs little and covers a watchdog that was killed.
         restore_file(&self.saved)?;
-        fetch_back(&running.plan);
+        release_held(&running.plan);
         self.state = SavedState::default();
         Ok(status
             .and_then(|s| s.code())
@@ -223,8 +233,8 @@ impl Slots {
     }
 }
 
-/// Sends threads that a controller which was killed had left on another core back to their own.
-fn fetch_back(plan: &Plan) {
+/// Returns threads that a killed controller left on another core.
+fn release_held(plan: &Plan) {
     for core in &plan.cores {
         for vm in &core.vms {
             let Some(park) = vm.hold_cpu else { continue };
@@ -251,7 +261,7 @@ pub(crate) fn lock_core(cpu: u32, mechanism: &'static str) -> Result<OwnedFd, Sc
         .write(true)
         .open(&path)
         .map_err(io)?;
-    let deadline = Instant::now() + PATIENCE / 3;
+    let deadline = Instant::now() + HELPER_TIMEOUT / 3;
     loop {
         match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(file.into()),
@@ -289,8 +299,8 @@ impl Mechanism for Slots {
         if cpus.is_empty() {
             return Ok(());
         }
-        // Held by controller and watchdog, so that a core is never fought over, not even with a controller that a
-        // killed daemon left for a moment. Before anything is noted: what another manages is not ours to restore.
+        // Controller and watchdog hold the locks, so that two never manage one core, not even with a controller that a killed daemon
+        // left behind for a moment. Lock before recording: this mechanism must not restore what another one manages.
         let locks = match self.running {
             Some(_) => Vec::new(),
             None => cpus
@@ -298,7 +308,7 @@ impl Mechanism for Slots {
                 .map(|&cpu| lock_core(cpu, NAME))
                 .collect::<Result<_, _>>()?,
         };
-        // What is not written down cannot be put back, so this comes before any change.
+        // Record the attributes before the first change: only recorded ones can be restored.
         let before = self.state.clone();
         for v in plan.cores.iter().flat_map(|c| &c.vms) {
             if let Some(vm) = vms.iter().find(|vm| vm.pid as i32 == v.pid) {
@@ -354,7 +364,7 @@ impl Mechanism for Slots {
             let (seq, _) = shared.publish(core, &pool);
             wanted.push((shared, seq));
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + HELPER_TIMEOUT;
         while wanted
             .iter()
             .any(|(c, seq)| c.followed.load(Ordering::Acquire) < *seq)
@@ -364,7 +374,7 @@ impl Mechanism for Slots {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        // Nobody touches these any more: back to what they were.
+        // Restore the VMs that are no longer in the plan.
         let dropped: Vec<_> = self
             .state
             .vms
@@ -410,19 +420,17 @@ impl Mechanism for Slots {
         if let Some(status) = status {
             let end = status.code().and_then(WatchdogExit::from_code);
             let sentence = end.map_or(
-                "the watchdog was killed; every thread has its own scheduling back",
+                "the watchdog was killed; every thread is restored",
                 WatchdogExit::sentence,
             );
             health.ended = Some(sentence.to_owned());
-        } else if silent > WATCHDOG_HANG.as_nanos() as u64 {
+        } else if silent > WATCHDOG_HEARTBEAT_TIMEOUT.as_nanos() as u64 {
             let _ = running.watchdog.kill();
-            health.ended = Some(
-                "the watchdog gave no sign of life and was killed; every thread has its own scheduling back"
-                    .to_owned(),
-            );
+            health.ended =
+                Some("the watchdog hung and was killed; every thread is restored".to_owned());
         }
         if health.ended.is_some() {
-            // A controller whose watchdog was killed restores at once; what may be left is done here.
+            // A controller whose watchdog was killed restores at once; the daemon restores the rest.
             std::thread::sleep(Duration::from_millis(100));
             if let Err(e) = self.end() {
                 eprintln!("viola: {e}");
@@ -450,7 +458,7 @@ mod tests {
     use crate::plan::{CorePlan, ThreadPlan, VmPlan};
 
     #[test]
-    fn a_thread_that_was_left_on_another_core_is_sent_back_and_one_that_somebody_moved_is_not() {
+    fn a_held_thread_is_returned_but_not_one_that_an_operator_moved() {
         let mine: Vec<u32> = match viola_host::topology::online() {
             Ok(online) => online.iter().collect(),
             Err(_) => return,
@@ -490,11 +498,11 @@ mod tests {
             viola_host::attrs::affinity(tid).ok().flatten() == Some(cpus)
         };
         assert_eq!(threads::set_cpu(tid as i32, away), 0);
-        fetch_back(&plan(tid, home, None));
+        release_held(&plan(tid, home, None));
         assert!(is_on(away));
-        fetch_back(&plan(tid, home, Some(home)));
+        release_held(&plan(tid, home, Some(home)));
         assert!(is_on(away));
-        fetch_back(&plan(tid, home, Some(away)));
+        release_held(&plan(tid, home, Some(away)));
         assert!(is_on(home));
         let _ = child.kill();
         let _ = child.wait();

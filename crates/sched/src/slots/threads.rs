@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The threads of one VM on one core, and the real-time priorities that ranks stand for.
+//! The threads of one VM on one core, and the real-time priorities of the ranks.
 
 use viola_policy::slices::Rank;
 
-/// Lowest and highest priority that the slot mechanism ever gives a VM thread.
+/// Priorities that the slot mechanism gives to VM threads.
 pub const PRIORITIES: std::ops::RangeInclusive<i32> = 10..=23;
-/// Priority of the thread that keeps the core busy while a capped VM must not run.
+/// Priority of the filler thread while it holds the core.
 pub const FILLER_PRIORITY: i32 = 12;
-/// Priority of that thread while it sleeps.
+/// Priority of the filler thread while it sleeps.
 pub const FILLER_IDLE_PRIORITY: i32 = CONTROLLER_PRIORITY - 1;
-/// Priority of the controller threads; above every VM thread.
+/// Priority of the controller threads, above every VM thread.
 pub const CONTROLLER_PRIORITY: i32 = 60;
-/// Priority of the watchdog, on another core where there is one.
+/// Priority of the watchdog where VMs have real-time threads on all cores.
 pub const WATCHDOG_PRIORITY: i32 = 61;
 
-/// Most threads of one VM on one core that the controller keeps track of.
+/// Most threads of one VM on one core.
 pub const MAX_VM_THREADS: usize = 512;
 
 /// SCHED_FIFO priority of a vCPU thread; service threads have one more.
@@ -33,13 +33,13 @@ pub fn priority(rank: Rank) -> i32 {
 struct Entry {
     tid: i32,
     service: bool,
-    /// Priority it has now; 0 when that is not known, [`RELEASED`] when it is not real-time.
+    /// Present priority; 0 when unknown, [`RELEASED`] when not real-time.
     priority: i32,
-    /// Whether it is on another core than its own.
-    parked: bool,
+    /// Whether it is on the CPU where the plan holds it.
+    held: bool,
 }
 
-/// Stands for the ordinary class.
+/// The ordinary class.
 const RELEASED: i32 = -1;
 
 /// Threads of one VM on one core.
@@ -47,17 +47,17 @@ const RELEASED: i32 = -1;
 pub struct VmThreads {
     entries: Vec<Entry>,
     rank: Option<Rank>,
-    turn: usize,
-    dirty: bool,
+    rotation: usize,
+    changed: bool,
     planned: bool,
 }
 
-/// What setting priorities cost and met.
+/// The cost and outcome of setting priorities.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Applied {
     /// System calls made.
     pub calls: u32,
-    /// The kernel's refusal other than "thread is gone", if there was one (errno).
+    /// errno of the kernel's refusal, other than "no such thread"; 0 without one.
     pub refused: i32,
 }
 
@@ -67,21 +67,21 @@ impl VmThreads {
         Self {
             entries: Vec::with_capacity(MAX_VM_THREADS),
             rank: None,
-            turn: 0,
-            dirty: false,
+            rotation: 0,
+            changed: false,
             planned: false,
         }
     }
 
-    /// Forgets all threads.
+    /// Removes all threads.
     pub fn clear(&mut self) {
         self.entries.clear();
         self.rank = None;
-        self.turn = 0;
-        self.dirty = false;
+        self.rotation = 0;
+        self.changed = false;
     }
 
-    /// Says whether the VM is in the plan.
+    /// Sets whether the VM is in the plan.
     pub fn set_planned(&mut self, planned: bool) {
         self.planned = planned;
     }
@@ -91,55 +91,54 @@ impl VmThreads {
         self.planned
     }
 
-    /// Sets every priority again at the next [`VmThreads::apply`]: somebody else may have changed one.
-    pub fn doubt(&mut self) {
+    /// Makes the next [`VmThreads::apply`] set every priority again, since another program may have changed one.
+    pub fn forget_priorities(&mut self) {
         for e in &mut self.entries {
             e.priority = 0;
         }
-        self.dirty = true;
+        self.changed = true;
     }
 
-    /// Makes every thread an ordinary one, by `set(tid) -> errno or 0`, until the next [`VmThreads::apply`].
+    /// Makes every thread an ordinary one until the next [`VmThreads::apply`]. `set(tid)` returns 0 or errno.
     pub fn release(&mut self, mut set: impl FnMut(i32) -> i32) -> Applied {
         let mut applied = Applied::default();
         for e in self.entries.iter_mut().filter(|e| e.priority != RELEASED) {
             applied.calls += 1;
             match set(e.tid) {
                 0 => e.priority = RELEASED,
-                // It is forgotten when its next priority is set.
+                // Removed when its next priority is set.
                 libc::ESRCH => {}
                 errno => applied.refused = errno,
             }
         }
-        self.dirty |= applied.calls > 0;
+        self.changed |= applied.calls > 0;
         applied
     }
 
-    /// Sends all threads that are not there yet to the core where they wait, or those that are there back, by
-    /// `set(tid) -> errno or 0`.
-    pub fn park(&mut self, parked: bool, mut set: impl FnMut(i32) -> i32) -> Applied {
+    /// Moves all threads to the CPU where the plan holds them, or back. `set(tid)` returns 0 or errno.
+    pub fn hold(&mut self, held: bool, mut set: impl FnMut(i32) -> i32) -> Applied {
         let mut applied = Applied::default();
-        for e in self.entries.iter_mut().filter(|e| e.parked != parked) {
+        for e in self.entries.iter_mut().filter(|e| e.held != held) {
             applied.calls += 1;
             match set(e.tid) {
-                0 | libc::ESRCH => e.parked = parked,
+                0 | libc::ESRCH => e.held = held,
                 errno => applied.refused = errno,
             }
         }
         applied
     }
 
-    /// Whether a thread is on the core where they wait.
-    pub fn is_parked(&self) -> bool {
-        self.entries.iter().any(|e| e.parked)
+    /// Whether a thread is on the CPU where the plan holds it.
+    pub fn is_held_elsewhere(&self) -> bool {
+        self.entries.iter().any(|e| e.held)
     }
 
-    /// Adds a thread, or changes its role. False when there is no room.
+    /// Adds a thread, or changes its role. Returns `false` without room.
     ///
-    /// Threads that have ended go when they are met the next time. Not earlier: one that is on its way out still
-    /// needs the core, and its VM may wait for it.
+    /// Ended threads are removed at the next change of rank, not earlier: a thread that is exiting still needs the core, and its VM
+    /// may wait for it.
     pub fn add(&mut self, tid: i32, service: bool) -> bool {
-        self.dirty = true;
+        self.changed = true;
         if let Some(e) = self.entries.iter_mut().find(|e| e.tid == tid) {
             e.service = service;
             return true;
@@ -154,7 +153,7 @@ impl VmThreads {
             tid,
             service,
             priority: 0,
-            parked: false,
+            held: false,
         });
         true
     }
@@ -165,24 +164,25 @@ impl VmThreads {
         self.entries.len()
     }
 
-    /// Gives every thread the priority of `rank`, by `set(tid, priority) -> errno or 0`. Threads that are gone
-    /// are dropped. Each time a VM is raised another of its vCPUs comes first, so that several of them on one
-    /// core take turns (the kernel queues threads of one priority in the order in which they reach it).
+    /// Gives every thread the priority of `rank`. `set(tid, priority)` returns 0 or errno. Removes threads that have ended.
+    ///
+    /// The kernel queues threads of one priority in the order in which they reach it. So each time the VM is raised, another of its
+    /// vCPUs comes first, and several vCPUs on one core take turns.
     pub fn apply(&mut self, rank: Rank, mut set: impl FnMut(i32, i32) -> i32) -> Applied {
         let mut applied = Applied::default();
-        if self.rank == Some(rank) && !self.dirty {
+        if self.rank == Some(rank) && !self.changed {
             return applied;
         }
         if self.rank.is_none_or(|old| old < rank) {
-            self.turn = self.turn.wrapping_add(1);
+            self.rotation = self.rotation.wrapping_add(1);
         }
         self.rank = Some(rank);
-        self.dirty = false;
+        self.changed = false;
         let base = priority(rank);
         let first = if self.entries.is_empty() {
             0
         } else {
-            self.turn % self.entries.len()
+            self.rotation % self.entries.len()
         };
         let mut gone = false;
         let n = self.entries.len();
@@ -225,35 +225,29 @@ fn exists(tid: i32) -> bool {
     unsafe { libc::sched_getscheduler(tid) >= 0 }
 }
 
-/// sched_setscheduler(2) with SCHED_FIFO; 0 or errno.
+/// sched_setscheduler(2) with SCHED_FIFO. Returns 0 or errno.
 pub fn set_fifo(tid: i32, priority: i32) -> i32 {
+    set_scheduler(tid, libc::SCHED_FIFO, priority)
+}
+
+/// sched_setscheduler(2) with SCHED_OTHER, which keeps the nice value. Returns 0 or errno.
+pub fn set_ordinary(tid: i32) -> i32 {
+    set_scheduler(tid, libc::SCHED_OTHER, 0)
+}
+
+fn set_scheduler(tid: i32, policy: i32, priority: i32) -> i32 {
     let param = libc::sched_param {
         sched_priority: priority,
     };
     // SAFETY: a plain system call with a pointer to a live structure.
-    if unsafe { libc::sched_setscheduler(tid, libc::SCHED_FIFO, &param) } == 0 {
-        0
-    } else {
-        std::io::Error::last_os_error()
-            .raw_os_error()
-            .unwrap_or(libc::EIO)
+    if unsafe { libc::sched_setscheduler(tid, policy, &param) } == 0 {
+        return 0;
     }
+    let error = std::io::Error::last_os_error();
+    error.raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// sched_setscheduler(2) with SCHED_OTHER, which leaves the nice value; 0 or errno.
-pub fn set_ordinary(tid: i32) -> i32 {
-    let param = libc::sched_param { sched_priority: 0 };
-    // SAFETY: a plain system call with a pointer to a live structure.
-    if unsafe { libc::sched_setscheduler(tid, libc::SCHED_OTHER, &param) } == 0 {
-        0
-    } else {
-        std::io::Error::last_os_error()
-            .raw_os_error()
-            .unwrap_or(libc::EIO)
-    }
-}
-
-/// sched_setaffinity(2) with one CPU; 0 or errno.
+/// sched_setaffinity(2) with one CPU. Returns 0 or errno.
 pub fn set_cpu(tid: i32, cpu: u32) -> i32 {
     let mut set = rustix::thread::CpuSet::new();
     if cpu as usize >= rustix::thread::CpuSet::MAX_CPU {
@@ -272,21 +266,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_are_sent_away_and_fetched_back_once() {
+    fn threads_are_held_and_released_once() {
         let mut t = VmThreads::new();
         t.add(1, false);
         t.add(2, true);
-        assert_eq!(t.park(false, |_| panic!("none is away")).calls, 0);
-        assert_eq!(t.park(true, |_| 0).calls, 2);
-        assert!(t.is_parked());
-        assert_eq!(t.park(true, |_| panic!("all are away")).calls, 0);
+        assert_eq!(t.hold(false, |_| panic!("none is away")).calls, 0);
+        assert_eq!(t.hold(true, |_| 0).calls, 2);
+        assert!(t.is_held_elsewhere());
+        assert_eq!(t.hold(true, |_| panic!("all are away")).calls, 0);
         // One that was made there.
         t.add(3, false);
-        assert_eq!(t.park(true, |tid| if tid == 3 { 0 } else { 1 }).calls, 1);
-        assert_eq!(t.park(false, |_| 0).calls, 3);
-        assert!(!t.is_parked());
-        assert_eq!(t.park(true, |_| libc::EINVAL).refused, libc::EINVAL);
-        assert!(!t.is_parked());
+        assert_eq!(t.hold(true, |tid| if tid == 3 { 0 } else { 1 }).calls, 1);
+        assert_eq!(t.hold(false, |_| 0).calls, 3);
+        assert!(!t.is_held_elsewhere());
+        assert_eq!(t.hold(true, |_| libc::EINVAL).refused, libc::EINVAL);
+        assert!(!t.is_held_elsewhere());
     }
 
     #[test]
@@ -348,17 +342,17 @@ mod tests {
     }
 
     #[test]
-    fn after_a_doubt_every_priority_is_set_again() {
+    fn forgotten_priorities_are_set_again() {
         let mut t = VmThreads::new();
         t.add(1, false);
         t.add(2, true);
         t.apply(Rank::Owner, |_, _| 0);
-        t.doubt();
+        t.forget_priorities();
         assert_eq!(t.apply(Rank::Owner, |_, _| 0).calls, 2);
     }
 
     #[test]
-    fn threads_that_were_released_get_their_priority_again_though_their_rank_is_the_same() {
+    fn released_threads_get_their_priority_again_at_the_same_rank() {
         let mut t = VmThreads::new();
         t.add(1, false);
         t.add(2, true);
@@ -377,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_is_gone_is_forgotten() {
+    fn an_ended_thread_is_removed() {
         let mut t = VmThreads::new();
         t.add(1, false);
         t.add(2, false);
@@ -387,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_makes_room_by_forgetting_threads_that_ended() {
+    fn a_full_table_removes_ended_threads() {
         let mut t = VmThreads::new();
         let me = std::process::id() as i32;
         t.add(me, true);
@@ -410,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn vcpus_of_one_vm_take_turns_in_being_raised_first() {
+    fn vcpus_of_one_vm_take_turns() {
         let mut t = VmThreads::new();
         for tid in 1..=3 {
             t.add(tid, false);

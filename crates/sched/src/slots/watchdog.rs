@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The dead man's handle: the process between daemon and controller.
+//! The watchdog: the process between daemon and controller.
 //!
-//! It starts the controller, watches its heartbeat from another core, and when anything is wrong (the
-//! controller ended, hangs or was stopped, the daemon is gone) ends the controller and puts every thread back.
-//! The controller in turn watches the watchdog and does the same. Only when both are killed at once is anything
-//! left over; `viola restore` and the next start take care of that.
+//! It starts the controller, watches its heartbeat from another core, and when something fails (the controller ended, hangs or was
+//! stopped, or the daemon has ended) it ends the controller and restores every thread. The controller watches the watchdog in the
+//! same way. Only when both are killed at once do threads stay changed; `viola restore` and the next start restore them.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -14,33 +13,35 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::controller::{CoreFiles, GLANCE, lock_memory, pin, run_core};
+use super::controller::{CoreFiles, lock_memory, pin, run_core};
 use super::shared::{SharedMemory, now};
 use super::threads::{WATCHDOG_PRIORITY, set_fifo};
 use crate::restore::{restore_and_keep_file, restore_file};
 
-/// A controller that showed no sign of life for so long is taken to hang.
-pub const HANG: Duration = Duration::from_millis(300);
-/// How long a controller may take to start or to end.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// A controller without a heartbeat for this time counts as hung.
+pub const CONTROLLER_HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(300);
+/// Interval between checks of the other processes.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Timeout for a controller to start or to end.
+const CONTROLLER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What watchdog and controller are told on their command line (as JSON).
+/// Arguments of watchdog and controller on their command line, as JSON.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct HelperArgs {
-    /// Descriptor of the shared.
+    /// Descriptor of the shared memory.
     pub shared: RawFd,
-    /// Descriptor whose end of file says that the parent is gone.
+    /// Descriptor whose end of file shows that the parent has ended.
     pub parent: RawFd,
     /// Rows of the accounting tables.
     pub cpus: u32,
     /// File with the attributes to restore.
     pub saved: std::path::PathBuf,
-    /// CPUs that are not managed, for the controller threads and everything else; where there are none those that
-    /// the host works on too; empty if there are none of these either.
+    /// CPUs for the controller threads and everything else: those that are not managed; without any, those that the host uses too;
+    /// empty without those either.
     pub spare_cpus: Vec<u32>,
-    /// VMs' real-time threads run on all CPUs, on some within a budget.
+    /// VMs have real-time threads on all CPUs, on some within a budget.
     pub crowded: bool,
-    /// Managed cores in the order of the shared.
+    /// Managed cores, in the order of the shared memory.
     pub cores: Vec<CoreArgs>,
 }
 
@@ -57,16 +58,16 @@ pub struct CoreArgs {
     pub ring: RawFd,
 }
 
-/// Why the watchdog ended; its exit status.
+/// Why the watchdog ended: its exit status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchdogExit {
-    /// It was asked to.
+    /// The daemon asked it to.
     Stopped = 0,
-    /// The controller ended by itself or was killed.
+    /// The controller ended or was killed.
     ControllerDied = 3,
-    /// The controller gave no sign of life and was killed.
+    /// The controller hung and was killed.
     ControllerHung = 4,
-    /// The daemon is gone.
+    /// The daemon has ended.
     Orphaned = 5,
     /// The controller could not start.
     NotStarted = 6,
@@ -89,24 +90,24 @@ impl WatchdogExit {
     /// One sentence for the journal.
     pub fn sentence(self) -> &'static str {
         match self {
-            Self::Stopped => "slots ended as asked; every thread has its own scheduling back",
-            Self::ControllerDied => {
-                "the slot controller died; every thread has its own scheduling back"
-            }
+            Self::Stopped => "the slot controller was stopped; every thread is restored",
+            Self::ControllerDied => "the slot controller died; every thread is restored",
             Self::ControllerHung => {
-                "the slot controller gave no sign of life and was killed; every thread has its own scheduling back"
+                "the slot controller hung and was killed; every thread is restored"
             }
-            Self::Orphaned => "the daemon is gone; every thread has its own scheduling back",
-            Self::NotStarted => "the slot controller could not start; nothing was changed",
+            Self::Orphaned => "the daemon has ended; every thread is restored",
+            Self::NotStarted => "the slot controller could not start; no thread was changed",
         }
     }
 }
 
-/// Body of the watchdog process. `controller` is the command line that starts the controller, to which the
-/// arguments are added.
+/// The watchdog process. `controller` is the command that starts the controller, to which the arguments are added.
+///
+/// # Errors
+/// The kernel's error.
 pub fn run_watchdog(args: &HelperArgs, controller: &mut Command) -> io::Result<WatchdogExit> {
     let shared = open_shared(args.shared)?;
-    take_place(args)?;
+    choose_cpu(args)?;
     lock_memory()?;
     let (lifeline, held) = rustix::pipe::pipe()?;
     set_cloexec(held.as_raw_fd(), true)?;
@@ -119,14 +120,14 @@ pub fn run_watchdog(args: &HelperArgs, controller: &mut Command) -> io::Result<W
     let end = watch(&shared, args, &mut child)?;
     shared.stop.store(1, Ordering::Release);
     if end != WatchdogExit::ControllerHung {
-        let deadline = Instant::now() + PATIENCE / 8;
+        let deadline = Instant::now() + CONTROLLER_TIMEOUT / 8;
         while child.try_wait()?.is_none() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
     let _ = child.kill();
-    // Before it is waited for: a thread of it on the VMs' core may need the VMs out of its way to end. And after,
-    // for what it may have done in its last moment; restoring twice changes nothing.
+    // Before waiting for it: a thread of it on the VMs' core may need the VMs out of its way to exit. And again afterwards, for
+    // changes that it made in its last moment.
     let restored = restore_and_keep_file(&args.saved);
     child.wait()?;
     restored
@@ -139,7 +140,7 @@ pub fn run_watchdog(args: &HelperArgs, controller: &mut Command) -> io::Result<W
 fn watch(shared: &SharedMemory, args: &HelperArgs, child: &mut Child) -> io::Result<WatchdogExit> {
     let started = Instant::now();
     loop {
-        if gone(args.parent, GLANCE)? {
+        if is_closed(args.parent, POLL_INTERVAL)? {
             return Ok(if shared.stop.load(Ordering::Acquire) == 0 {
                 WatchdogExit::Orphaned
             } else {
@@ -163,24 +164,28 @@ fn watch(shared: &SharedMemory, args: &HelperArgs, child: &mut Child) -> io::Res
         let t = now();
         shared.watchdog_beat.store(t, Ordering::Release);
         if !ready {
-            if started.elapsed() > PATIENCE {
+            if started.elapsed() > CONTROLLER_TIMEOUT {
                 return Ok(WatchdogExit::NotStarted);
             }
             continue;
         }
         for core in shared.cores() {
             let beat = core.beat.load(Ordering::Acquire);
-            if t.saturating_sub(beat) > HANG.as_nanos() as u64 && beat != 0 {
+            if t.saturating_sub(beat) > CONTROLLER_HEARTBEAT_TIMEOUT.as_nanos() as u64 && beat != 0
+            {
                 return Ok(WatchdogExit::ControllerHung);
             }
         }
     }
 }
 
-/// Body of the controller process: a thread per core, and this one to see whether the watchdog is still there.
+/// The controller process: a thread per core, while this thread watches the watchdog.
+///
+/// # Errors
+/// The kernel's error.
 pub fn run_controller(args: &HelperArgs) -> io::Result<()> {
     let shared = open_shared(args.shared)?;
-    take_place(args)?;
+    choose_cpu(args)?;
     let orphaned = AtomicBool::new(false);
     let files: Vec<CoreFiles> = args
         .cores
@@ -189,13 +194,13 @@ pub fn run_controller(args: &HelperArgs) -> io::Result<()> {
         .map(|(slot, c)| {
             // SAFETY: the descriptors were made for this process and are used nowhere else in it.
             let own = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
-            let home = match args.spare_cpus.len() {
+            let cpu_of_controller = match args.spare_cpus.len() {
                 0 => c.cpu,
                 n => args.spare_cpus[slot % n],
             };
             CoreFiles {
                 cpu: c.cpu,
-                home,
+                cpu_of_controller,
                 slot,
                 core_vms: own(c.core_vms),
                 core_ctls: own(c.core_ctls),
@@ -215,8 +220,8 @@ pub fn run_controller(args: &HelperArgs) -> io::Result<()> {
                     .spawn_scoped(scope, move || run_core(shared, f, args.cpus, orphaned))?,
             );
         }
-        let watchdog_gone = loop {
-            if gone(args.parent, GLANCE)? {
+        let watchdog_ended = loop {
+            if is_closed(args.parent, POLL_INTERVAL)? {
                 orphaned.store(true, Ordering::Release);
                 break true;
             }
@@ -233,17 +238,16 @@ pub fn run_controller(args: &HelperArgs) -> io::Result<()> {
                 Err(_) => result = Err(io::Error::other("a controller thread panicked")),
             }
         }
-        if watchdog_gone {
+        if watchdog_ended {
             restore_file(&args.saved).map_err(io::Error::other)?;
         }
         result
     })
 }
 
-/// Where this thread looks after the others from: an unmanaged core, as an ordinary thread, so that no fault of its
-/// own can take that core away. Only where VMs' real-time threads run on all cores it has to be real-time, to win
-/// against them.
-fn take_place(args: &HelperArgs) -> io::Result<()> {
+/// Pins this thread to a CPU that is not managed, as an ordinary thread, so that a fault of its own cannot take that CPU away. Only
+/// where VMs have real-time threads on all CPUs it must be real-time itself, to win against them.
+fn choose_cpu(args: &HelperArgs) -> io::Result<()> {
     if args.crowded {
         match set_fifo(0, WATCHDOG_PRIORITY) {
             0 => {}
@@ -262,19 +266,19 @@ fn open_shared(fd: RawFd) -> io::Result<SharedMemory> {
     SharedMemory::open(fd.as_fd())
 }
 
-/// Waits up to `for_` for the other end of a pipe to be closed.
-fn gone(fd: RawFd, for_: Duration) -> io::Result<bool> {
+/// Waits up to `timeout` for the other end of a pipe to be closed. Returns whether it was.
+fn is_closed(fd: RawFd, timeout: Duration) -> io::Result<bool> {
     let mut poll = libc::pollfd {
         fd,
         events: libc::POLLIN,
         revents: 0,
     };
-    let timeout = libc::timespec {
+    let limit = libc::timespec {
         tv_sec: 0,
-        tv_nsec: i64::from(for_.subsec_nanos()),
+        tv_nsec: i64::from(timeout.subsec_nanos()),
     };
     // SAFETY: one live pollfd and a live timespec, no signal mask.
-    let n = unsafe { libc::ppoll(&mut poll, 1, &timeout, std::ptr::null()) };
+    let n = unsafe { libc::ppoll(&mut poll, 1, &limit, std::ptr::null()) };
     if n < 0 {
         let e = io::Error::last_os_error();
         return if e.kind() == io::ErrorKind::Interrupted {
@@ -287,6 +291,9 @@ fn gone(fd: RawFd, for_: Duration) -> io::Result<bool> {
 }
 
 /// Sets whether a descriptor is closed on exec.
+///
+/// # Errors
+/// The kernel's error.
 pub fn set_cloexec(fd: RawFd, on: bool) -> io::Result<()> {
     // SAFETY: fcntl on a descriptor number, no pointers.
     let r = unsafe { libc::fcntl(fd, libc::F_SETFD, if on { libc::FD_CLOEXEC } else { 0 }) };
