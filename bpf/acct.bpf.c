@@ -2,17 +2,17 @@
 /*
  * Accounting of VM threads at context switches.
  *
- * Every thread of a VM carries a little state (task storage): to which VM and account it belongs, and
- * whether it runs, waits or sleeps. From the scheduler's tracepoints that gives, exactly and without polling,
- * what each vCPU got, how long it waited (also as a histogram), and what each VM used on each core. For cores
- * with a slot controller it also calls the controller: when a VM wakes or blocks, or when a packet is put on
- * the tap of a VM that waits for the core. New threads inherit VM and account from the thread that made them.
+ * Each thread of a VM has a small state in task storage: its VM, its account, and whether it runs, waits or sleeps. From the
+ * scheduler's tracepoints the program derives, exactly and without polling, the run time and the waits of each vCPU (also as a
+ * histogram), and the time that each VM used of each core. It notifies the slot controller of a managed core when a VM wakes or
+ * blocks, and when a packet reaches the tap of a VM that waits for the core. New threads inherit VM and account from the thread
+ * that created them.
  *
- * A switch between tasks that belong to no VM costs two look-ups of a null pointer.
+ * A switch between tasks of no VM costs two look-ups of a null pointer.
  */
 #include "types.h"
 
-/* The few kernel types used; offsets are fixed up at load time (CO-RE). */
+/* The kernel types that the program uses; the loader relocates the offsets (CO-RE). */
 struct thread_info {
 	u32 cpu;
 } __attribute__((preserve_access_index));
@@ -116,7 +116,7 @@ struct {
 	__type(value, struct core_ctl);
 } core_ctls SEC(".maps");
 
-/* Interfaces of VMs that want to be told about packets. */
+/* Interfaces whose packets are reported. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1024);
@@ -129,7 +129,7 @@ struct ring {
 	__uint(max_entries, 1 << 18);
 };
 
-/* One ring per managed core, put in by the loader. */
+/* One ring per managed core; the loader adds it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__uint(max_entries, 1);
@@ -186,7 +186,7 @@ static __always_inline u32 bucket(u64 ns)
 	return b < HIST_BUCKETS ? b : HIST_BUCKETS - 1;
 }
 
-/* The thread is runnable on cpu from now on. Returns 1 if its VM was not. */
+/* Counts the thread as runnable on cpu. Returns 1 if its VM was not runnable there. */
 static __always_inline int add_runnable(struct thread *t, u32 cpu, struct core_vm *cv)
 {
 	if (t->counted)
@@ -197,7 +197,7 @@ static __always_inline int add_runnable(struct thread *t, u32 cpu, struct core_v
 	return __sync_fetch_and_add(&cv->runnable, 1) == 0;
 }
 
-/* The thread is not runnable any more. Returns 1 if its VM is not either. */
+/* Counts the thread as not runnable. Returns 1 if its VM is no longer runnable either. */
 static __always_inline int remove_runnable(struct thread *t)
 {
 	struct core_vm *cv;
@@ -220,7 +220,7 @@ int BPF_PROG(on_switch, _Bool preempt, struct task_struct *prev, struct task_str
 	u64 now;
 
 	if (!p) {
-		/* Keeps clang from or-ing the two pointers, which the verifier refuses. */
+		/* Keeps clang from or-ing the two pointers, which the verifier rejects. */
 		asm volatile("" ::: "memory");
 		if (!n)
 			return 0;
@@ -234,8 +234,8 @@ int BPF_PROG(on_switch, _Bool preempt, struct task_struct *prev, struct task_str
 		if (!cv || !a)
 			return 0;
 		pvm = p->vm;
-		/* Readers add the time since on_since to what is counted, so that goes first: a reader in between misses
-		 * the run until the next look, instead of counting it twice. The atomic addition keeps the order. */
+		/* Readers add the time since on_since to the counters, so clear it first: a reader in between misses
+		 * the run until its next reading, instead of counting it twice. The atomic addition keeps the order. */
 		a->on_since = 0;
 		cv->on_since = 0;
 		if (p->state == RUNS) {
@@ -245,7 +245,7 @@ int BPF_PROG(on_switch, _Bool preempt, struct task_struct *prev, struct task_str
 			__sync_fetch_and_add(&cv->used, ran);
 		}
 		p->since = now;
-		/* A task preempted on its way to sleep stays on the run queue, whatever its state says. */
+		/* A task preempted on its way to sleep stays on the run queue, whatever its state. */
 		if (preempt || prev_state == 0) {
 			p->state = QUEUED;
 			a->preempted++;
@@ -378,7 +378,7 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 struct task_struct *bpf_task_from_pid(s32 pid) __ksym;
 void bpf_task_release(struct task_struct *task) __ksym;
 
-/* Called from user space: a thread belongs to a VM and account from now on (or to none). */
+/* Called from user space: assigns a thread to a VM and account, or to none. */
 SEC("syscall")
 int enrol(struct enrol_args *args)
 {
@@ -391,7 +391,7 @@ int enrol(struct enrol_args *args)
 	t = bpf_task_storage_get(&threads, task, 0,
 				 args->vm == NO_VM ? 0 : BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (t) {
-		/* Counts follow at the thread's next switch; a move between VMs is settled here. */
+		/* The counts follow at the thread's next switch; a move between VMs is settled here. */
 		if (t->counted && t->counted_vm != args->vm)
 			remove_runnable(t);
 		t->vm = args->vm;
@@ -408,8 +408,8 @@ enum {
 	HEADER_BYTES = ETH_BYTES + 60 + 60,
 };
 
-/* A TCP segment that carries no data and opens no connection: it wants no answer, and is none. The packet begins
- * `at` bytes after skb->data. What is not understood is taken for one that wants an answer. */
+/* Whether it is a TCP segment without data that opens no connection: such a segment needs no reply, and is none. The packet
+ * begins `at` bytes after skb->data. Anything that cannot be parsed counts as a packet that needs a reply. */
 static __always_inline int is_tcp_without_data(const struct sk_buff *skb, u32 at)
 {
 	u8 ip[IP6_BYTES] = {}, tcp[TCP_BYTES] = {};
@@ -435,8 +435,8 @@ static __always_inline int is_tcp_without_data(const struct sk_buff *skb, u32 at
 	return !(tcp[13] & SYN) && header + (tcp[12] >> 4) * 4 >= whole;
 }
 
-/* A packet of a VM passes. One that comes wakes the VM if it sleeps, but not if it waits for the core: then its
- * controller has to hear of it. One event until the controller asks for the next. */
+/* Handles a packet of a VM. A packet to a VM that sleeps wakes it; of one to a VM that waits for the core the controller must be
+ * notified. Sends one event until the controller requests the next. */
 static __always_inline int on_packet(const struct sk_buff *skb, const struct net_device *dev, u32 seen)
 {
 	struct nic_key key = { .ifindex = dev->ifindex, .netns = dev->nd_net.net->ns.inum };
@@ -447,7 +447,7 @@ static __always_inline int on_packet(const struct sk_buff *skb, const struct net
 	if (!owner)
 		return 0;
 	cv = core_vm(owner->cpu, owner->vm);
-	/* what is sent still has its Ethernet header, what is received has lost it */
+	/* Transmitted packets have an Ethernet header, received ones have lost it. */
 	if (!cv || is_tcp_without_data(skb, seen == PACKET_TRANSMITTED ? ETH_BYTES : 0))
 		return 0;
 	now = bpf_ktime_get_ns();

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/*
- * Shapes shared by acct.bpf.c and its reader (crates/meter/src/acct). Times are nanoseconds of CLOCK_MONOTONIC.
- */
+/* Structures shared by acct.bpf.c and its reader (crates/meter/src/acct). Times are nanoseconds of CLOCK_MONOTONIC. */
 #ifndef VIOLA_ACCT_H
 #define VIOLA_ACCT_H
 
@@ -10,35 +8,35 @@
 #define HIST_BUCKETS 80		/* wait histogram: 4 buckets an octave, from 1.02 us (2^10 ns) on */
 #define NO_VM 0xffffffffu
 
-/* Time accounting of one vCPU (all of its host threads), after XenMon: gotten, waiting, blocked. */
+/* The time account of one vCPU (all its host threads), after XenMon: gotten, waiting, blocked. */
 struct account {
 	u64 run;		/* on a CPU */
-	u64 wait;		/* runnable, but another ran */
+	u64 wait;		/* runnable while another thread ran */
 	u64 wakes;		/* became runnable */
-	u64 switches;		/* was put on a CPU */
-	u64 preempted;		/* lost the CPU while it wanted to go on */
+	u64 switches;		/* context switches to it */
+	u64 preempted;		/* lost the CPU while runnable */
 	u64 on_since;		/* on a CPU since then; 0: not now */
 	u32 hist[HIST_BUCKETS];	/* waits by length */
 };
 
-/* One VM on one core: what the slot controller decides on. Row cpu * MAX_VMS + vm. */
+/* One VM on one core, for the slot controller. Row cpu * MAX_VMS + vm. */
 struct core_vm {
 	u64 used;		/* ran on this core */
 	u64 on_since;		/* on this core since then; 0: not now */
-	u64 wakes;		/* went from "nothing to run" to runnable */
-	u32 blocks;		/* went from runnable to "nothing to run" */
+	u64 wakes;		/* became runnable */
+	u32 blocks;		/* became not runnable */
 	s32 runnable;		/* threads that run or wait here */
-	u32 notify_io;		/* call the controller, once, when a packet comes for this VM */
+	u32 notify_io;		/* send one event for the next packet to this VM */
 	u32 _pad;
-	u64 request_at;		/* when the last packet came that may want an answer */
-	u64 reply_at;	/* when it sent the last one that may be an answer */
+	u64 request_at;		/* time of the last packet that may need a reply */
+	u64 reply_at;	/* time of the VM's last packet that may be a reply */
 };
 
 /* One core, written by its controller. */
 struct core_ctl {
-	u32 managed;		/* a controller listens */
-	u32 notify_wake;	/* call it, once, when a VM becomes runnable */
-	u32 notify_block;	/* call it when the running VM blocks */
+	u32 managed;		/* a controller reads the events */
+	u32 notify_wake;	/* send one event when a VM becomes runnable */
+	u32 notify_block;	/* send an event when the running VM blocks */
 	u32 lost;		/* events that did not fit into the ring */
 };
 
@@ -64,14 +62,14 @@ struct enrol_args {
 	u32 account;
 };
 
-/* A tap: which VM, and on which core it takes interrupts. */
+/* An interface, and its VM with the core on which the VM takes interrupts. */
 struct nic_key {
 	u32 ifindex;
 	u32 netns;		/* inode number of its network namespace */
 };
 
-/* Which packets of an interface go to the VM: those sent to a tap, or those that arrive where the VM listens. The
- * others come from it. */
+/* Which packets of an interface go to the VM: those that the host transmits on it (a tap), or receives on it. The others come
+ * from the VM. */
 enum { PACKET_TRANSMITTED = 0, PACKET_RECEIVED = 1 };
 
 struct nic_owner {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* The algorithm alone, for a test: what the kernel's verifier has to look at, on kernels without sched_ext too. */
+/* The algorithm alone, for a test of what the verifier must examine, on kernels without sched_ext too. */
 #include "types.h"
 
 enum { BPF_MAP_TYPE_ARRAY = 2 };
@@ -17,7 +17,7 @@ struct {
 	__type(value, struct slices);
 } machines SEC(".maps");
 
-/* A turbo core's machine if the VM has regular vCPUs, else the default one. */
+/* Decides by the algorithm of a turbo core if the VM has regular vCPUs, else by the default one. */
 SEC("syscall")
 int decide(struct vm_params *params)
 {
@@ -28,10 +28,10 @@ int decide(struct vm_params *params)
 	if (!c)
 		return 0;
 	slices_begin(c, params->of ? TURBO : INTERLEAVED, 4 * MS, 3 * MS, MS, 400);
-	slices_take(c, 0, params, now);
+	slices_set_row(c, 0, params, now);
 	slices_end(c);
 	row_at(c, 0)->runnable = 1;
-	slices_hear(c, 0, 0, 0, 0, 0);
+	slices_add_other_cores(c, 0, 0, 0, 0, 0);
 	slices_decide(c, now);
 	return row_at(c, 0)->rank;
 }

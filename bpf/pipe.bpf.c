@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Steering of TCP connections that the host serves in a VM's place.
+ * Steering of the TCP connections that the host serves in place of a VM.
  *
- * The host's socket lives in a network namespace of the VM, behind a veth. Its segments enter the bridge through the VM's own
- * tap, as if the VM had sent them, and the peer's leave it there: so filters, MAC learning and spoof checks on the
- * tap hold as before, and two VMs may have the same address. Four hooks:
+ * The host's socket is in a network namespace of the VM, behind a veth. Its segments enter the bridge through the VM's own tap, as
+ * if the VM had sent them, and the peer's segments leave the bridge there. So filters, MAC learning and spoof checks on the tap
+ * hold as before, and two VMs may have the same address. Four hooks:
  *
- *   to_guest    tap, egress:             led flows go to the veth, held ones where they are kept, or nowhere
- *   from_guest  tap, ingress:            what the host's socket sent passes, what the VM says of a led or held flow does not, but for
- *                                        one on its way back, of which it says nothing until it has it
- *   from_host   veth's end, ingress:     led and taken flows go into the tap, anything else nowhere
- *   gate        its other end, egress:   nothing leaves while the VM stands still
+ *   to_guest    tap, egress:             redirects flows of the host's socket to the veth, held flows to where their packets are
+ *                                        kept or to nowhere
+ *   from_guest  tap, ingress:            passes what the host's socket sent; drops what the VM sends on such a flow, except on
+ *                                        one that is being returned, on which the VM sends nothing until it has it
+ *   from_host   veth's end, ingress:     redirects flows of the host's socket into the tap, drops everything else
+ *   gate        its other end, egress:   drops everything while the VM is stopped
  *
- * Everything that is not in the map passes. Fragments and VLAN tags are not looked into; an ICMP message that a packet was too
- * big goes to whoever has the flow.
+ * Packets of flows that are not in the map pass. Fragments and VLAN tags are not parsed; an ICMP message "packet too big" goes to
+ * the owner of the flow.
  */
 #include "types.h"
 
@@ -30,7 +31,7 @@ enum {
 
 char LICENSE[] SEC("license") = "GPL";
 
-/* The first fields of the kernel's; their places are part of its interface (include/uapi/linux/bpf.h). */
+/* The first fields of the kernel's structure; their offsets are stable (include/uapi/linux/bpf.h). */
 struct __sk_buff {
 	u32 len;
 	u32 pkt_type;
@@ -45,13 +46,13 @@ struct __sk_buff {
 	u32 ifindex;
 };
 
-/* A link program's answers (enum tcx_action_base): this one has decided, or the next one decides. */
+/* Return values of a tcx program (enum tcx_action_base). */
 enum { TCX_NEXT = -1, TCX_PASS = 0, TCX_DROP = 2 };
 
 enum { ETH_IPV4 = 0x0800, ETH_IPV6 = 0x86dd, ETH_HEADER = 14 };
 enum { PROTO_ICMP = 1, PROTO_TCP = 6, PROTO_ICMPV6 = 58 };
 
-/* In skb->mark: carried from the veth's hook to the tap's, or from where packets were kept, and taken off there. */
+/* In skb->mark: set by the veth's hook, or where packets were kept, and cleared at the tap. */
 #define FROM_HOST 0x76505045
 
 struct {
@@ -69,7 +70,7 @@ struct {
 	__type(value, u32);
 } taps SEC(".maps");
 
-/* One number: whether the gate is shut. */
+/* Whether the gate is shut. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -104,7 +105,7 @@ struct ports {
 	u16 destination;
 };
 
-/* Fills in a key from an IP header and the ports behind it; the sender is the peer, or the guest. 0 if it is TCP. */
+/* Fills in a key from an IP header and the ports behind it; the sender is the peer or the guest. Returns 0 for TCP. */
 static __always_inline int key_at(struct __sk_buff *skb, u32 at, u32 protocol, int from_peer, struct flow_key *key)
 {
 	u8 source[16] = {}, destination[16] = {};
@@ -150,7 +151,7 @@ static __always_inline int key_at(struct __sk_buff *skb, u32 at, u32 protocol, i
 	return 0;
 }
 
-/* Where the packet begins that an ICMP message "too big" is about, or 0. */
+/* The offset of the packet that an ICMP message "too big" is about, or 0. */
 static __always_inline u32 complained(struct __sk_buff *skb)
 {
 	if (skb->protocol == bpf_htons(ETH_IPV4)) {
@@ -189,7 +190,7 @@ int to_guest(struct __sk_buff *skb)
 	struct flow_key key = { .tap = skb->ifindex };
 	struct flow *flow;
 
-	/* kept before, and let go to the VM now */
+	/* a kept packet that is now released to the VM */
 	if (skb->mark == FROM_HOST) {
 		skb->mark = 0;
 		return TCX_NEXT;
@@ -199,7 +200,7 @@ int to_guest(struct __sk_buff *skb)
 	if (key_at(skb, ETH_HEADER, skb->protocol, 1, &key)) {
 		u32 inner = complained(skb);
 
-		/* the packet inside is one that this end had sent */
+		/* the inner packet was sent by this end */
 		if (!inner || key_at(skb, inner, skb->protocol, 0, &key))
 			return TCX_NEXT;
 	}
@@ -263,8 +264,8 @@ int from_host(struct __sk_buff *skb)
 }
 
 /*
- * Before the veth and not behind it: a socket is told at once that its segment did not leave, and tries again twice a second
- * without losing patience (tcp_retransmit_timer: local congestion). A segment lost later would double its timeout each time.
+ * Before the veth and not behind it: a socket learns at once that its segment did not leave, and tries again twice a second
+ * without backing off (tcp_retransmit_timer: local congestion). A segment lost later would double its timeout each time.
  */
 SEC("tc")
 int gate(struct __sk_buff *skb)

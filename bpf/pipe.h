@@ -1,32 +1,32 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What the steering program and its loader share. Numbers are in network order where the packet's are. */
+/* Structures shared by the steering program and its loader. Numbers are in network byte order where the packet's are. */
 #ifndef VIOLA_PIPE_H
 #define VIOLA_PIPE_H
 
-/* A connection of a VM, seen from its tap. IPv4 addresses are in the first four bytes, the rest is zero. */
+/* A connection of a VM, as its tap sees it. An IPv4 address is in the first four bytes; the rest is zero. */
 struct flow_key {
 	u8 guest[16];
 	u8 peer[16];
 	u16 guest_port;
 	u16 peer_port;
-	u32 tap;		/* interface of the tap; addresses may be those of another VM, too */
+	u32 tap;		/* interface number of the tap: other VMs may have the same addresses */
 };
 
 enum flow_state {
-	FLOW_HELD = 1,		/* nobody hears or says anything */
-	FLOW_LED = 2,		/* the host's socket has it */
-	FLOW_TAKEN = 3,		/* the host's socket speaks already; what the peer says is kept, and brought to it */
+	FLOW_HELD = 1,		/* neither the VM nor the host's socket gets or sends packets */
+	FLOW_LED = 2,		/* redirected to the host's socket */
+	FLOW_TAKEN = 3,		/* the host's socket sends already; the peer's packets are kept and passed to it */
 };
 
 struct flow {
 	u32 state;
-	u32 out;		/* interface that leads to the host's socket, or to where held packets are kept; 0: nowhere */
+	u32 out;		/* interface to the host's socket, or to where held packets are kept; 0: none */
 	u64 held;		/* packets from the peer while it was held */
-	u64 in;			/* packets led to the host's socket */
-	u64 from;		/* packets from it */
+	u64 in;			/* packets redirected to the host's socket */
+	u64 from;		/* packets from the host's socket */
 	u64 silenced;		/* packets of the guest that were dropped */
 	u8 next_hop[6];		/* MAC address from which the peer's packets come */
-	u8 known;		/* whether that has been seen */
+	u8 known;		/* whether next_hop is set */
 	u8 pad;
 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* bpf/slices.h and bpf/turbo.h as a library, for a test that compares it with policy. */
+/* bpf/slices.h and bpf/turbo.h as a library, for the test that compares them with policy. */
 #include "types.h"
 #include "turbo.h"
 
@@ -17,17 +17,17 @@ void replay_configure(u64 now, u32 kind, u64 batch_slice, u64 credit_ls, u64 cre
 
 	slices_begin(&machine, kind, batch_slice, credit_ls, credit_batch, reserve);
 	for (i = 0; i < ROWS; i++)
-		slices_take(&machine, i, &vms[i], now);
+		slices_set_row(&machine, i, &vms[i], now);
 	slices_end(&machine);
 }
 
-/* What the VM of a row ran elsewhere. */
-void replay_hear(u32 row, u64 turbo, u64 total, u64 due, u32 waits)
+/* Reports what the VM of a row ran on other cores. */
+void replay_add_other_cores(u32 row, u64 turbo, u64 total, u64 due, u32 waits)
 {
-	slices_hear(&machine, row, turbo, total, due, waits);
+	slices_add_other_cores(&machine, row, turbo, total, due, waits);
 }
 
-/* All that the VM of a row was ever due. */
+/* All time that the VM of a row was ever due. */
 u64 replay_due(u32 row, u32 *waits)
 {
 	*waits = slices_waits(&machine, &machine.rows[row]);

@@ -2,14 +2,14 @@
 /*
  * Slices of VMs on their cores, as a sched_ext scheduler.
  *
- * Only threads that were given SCHED_EXT are scheduled here (partial switch); all else stays in the kernel's own
- * classes, the fair one of which goes before. Each managed core has a machine (scx_core.h) that is asked whenever
- * the core has to choose: it ranks the VMs and says how long each may run. A thread that wakes interrupts a VM of
- * lower rank at once. Slices end exactly, by a timer of the core's own: the kernel would end them at its tick. Cores of
- * vTurbo's two pools tell each other what their VMs ran, by the map vm_totals.
+ * It schedules only threads that were given SCHED_EXT (partial switch); all others stay in the kernel's own classes, of which the fair
+ * one takes precedence. The kernel asks the state machine of a managed core (scx_core.h) whenever the core must choose: it ranks the
+ * VMs and says how long each may run. A thread that wakes preempts a VM of lower rank at once. A timer of the core's own ends slices
+ * exactly; the kernel would end them at its tick. The cores of vTurbo's two pools tell each other what their VMs ran, through the map
+ * vm_totals.
  *
- * All that touches a core's state runs under that core's run queue lock: its threads are pinned there. Threads on
- * cores without a plan, and threads of no VM, are run as they come; on a managed core when no VM wants it.
+ * Everything that touches a core's state runs under that core's run queue lock: its threads are pinned there. Threads on cores without a
+ * plan run in the order in which they come; threads of no VM run on a managed core when no VM wants it.
  */
 #include "scx_core.h"
 
@@ -42,18 +42,18 @@ s32 OPS(scx_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake_flags)
 }
 
 /*
- * Whether a VM's thread that has woken is next for certain: the core is idle, or runs one of lower rank, and the algorithm has
- * no wish to be asked. What runs was the best of those that wanted to, so nothing is to be chosen.
+ * Whether a VM's thread that has woken runs next for certain: the core is idle or runs a VM of lower rank, and the algorithm need not be
+ * asked. The running thread was the best of those that were runnable, so no choice is needed.
  */
 static __always_inline u32 is_next(const struct core *c, const struct thread *t, u32 row, u64 now)
 {
-	u32 rank = row_seen(&c->machine, row)->rank;
+	u32 rank = const_row_at(&c->machine, row)->rank;
 
-	if (c->ask || now >= c->until || c->taken || c->runnable[t->id & (VM_IDS - 1)] != 1 || rank == CAPPED)
+	if (c->must_decide || now >= c->until || c->preselected || c->runnable[t->id & (VM_IDS - 1)] != 1 || rank == CAPPED)
 		return 0;
 	if (c->running == NOBODY)
 		return c->idle;
-	return c->running < ROWS && rank > row_seen(&c->machine, c->running)->rank;
+	return c->running < ROWS && rank > const_row_at(&c->machine, c->running)->rank;
 }
 
 void OPS(scx_enqueue, struct task_struct *p, u64 enq_flags)
@@ -65,37 +65,37 @@ void OPS(scx_enqueue, struct task_struct *p, u64 enq_flags)
 	u64 now;
 
 	if (!c) {
-		/* It may have come from a core that waits for it still. */
+		/* It may have come from a core that still counts it. */
 		if (t)
-			uncount(t);
-		insert_local(p, SLICE_MOST, enq_flags);
+			remove_runnable(t);
+		insert_local(p, MAX_SLICE, enq_flags);
 		return;
 	}
-	adopt(c, cpu);
+	adopt_plan(c, cpu);
 	row = row_of(c, t);
 	now = bpf_ktime_get_ns();
 	if (!t || row >= ROWS) {
-		insert(p, dsq_of(cpu, NOBODY), SLICE_MOST, now, enq_flags);
+		insert(p, dsq_of(cpu, NOBODY), MAX_SLICE, now, enq_flags);
 		return;
 	}
-	/* One that ran before it was a VM's. */
-	count(c, t, cpu);
+	/* Its run before it was assigned to the VM. */
+	add_runnable(c, t, cpu);
 	t->since = now;
 	if (is_next(c, t, row, now)) {
 		s = vm_stats_at(cpu, row);
 		if (s && c->running != NOBODY)
 			s->boosts++;
-		c->taken = row + 1;
+		c->preselected = row + 1;
 		c->due = c->until;
 		c->cost = 0;
-		insert_local(p, SLICE_MOST, enq_flags | SCX_ENQ_HEAD | SCX_ENQ_PREEMPT);
+		insert_local(p, MAX_SLICE, enq_flags | SCX_ENQ_HEAD | SCX_ENQ_PREEMPT);
 		return;
 	}
-	if (c->taken && row_seen(&c->machine, row)->rank > row_seen(&c->machine, c->taken - 1)->rank)
-		c->again = 1;
-	insert(p, dsq_of(cpu, row), SLICE_MOST, t->service ? now - knobs.service_start : now, enq_flags);
+	if (c->preselected && const_row_at(&c->machine, row)->rank > const_row_at(&c->machine, c->preselected - 1)->rank)
+		c->choose_again = 1;
+	insert(p, dsq_of(cpu, row), MAX_SLICE, t->service ? now - knobs.service_start : now, enq_flags);
 	running = c->running;
-	/* Nobody's: idle, which the kernel ends by itself, or one that has just stopped, after which the core chooses. */
+	/* NOBODY: the core is idle, which the kernel ends by itself, or its thread has just stopped, after which the core chooses. */
 	if (running == NOBODY)
 		return;
 	if (running == STRAY) {
@@ -123,8 +123,8 @@ void OPS(scx_runnable, struct task_struct *p, u64 enq_flags)
 
 	if (!t || !c)
 		return;
-	adopt(c, cpu);
-	count(c, t, cpu);
+	adopt_plan(c, cpu);
+	add_runnable(c, t, cpu);
 }
 
 void OPS(scx_quiescent, struct task_struct *p, u64 deq_flags)
@@ -133,7 +133,7 @@ void OPS(scx_quiescent, struct task_struct *p, u64 deq_flags)
 
 	if (!t)
 		return;
-	uncount(t);
+	remove_runnable(t);
 	t->since = 0;
 }
 
@@ -156,18 +156,18 @@ void OPS(scx_running, struct task_struct *p)
 	else
 		c->running = STRAY;
 	/*
-	 * Who is of higher rank than one that was taken without a choice asks for one now. And the kernel (7.2, 7.3) takes the
-	 * move to an idle core's local queue for a wake-up, and so leaves out the next reading of its clock, at the end of this
-	 * turn: nobody would be charged for it. This way that reading is one that matters to nobody.
+	 * A thread of higher rank than the preselected one makes the core choose again. And when a thread is moved to the local queue of an idle
+	 * core, the kernel (7.2, 7.3) takes that for a wake-up and skips the next update of its clock, at the end of this run, which would then
+	 * be charged to no thread. The kick moves the skipped update to a point where it does not matter.
 	 */
-	if (c->again)
+	if (c->choose_again)
 		kick(cpu);
-	else if (c->idle_beside)
+	else if (c->idle_with_capped)
 		scx_bpf_kick_cpu(cpu, 0);
 	c->idle = 0;
-	c->idle_beside = 0;
-	c->taken = 0;
-	c->again = 0;
+	c->idle_with_capped = 0;
+	c->preselected = 0;
+	c->choose_again = 0;
 }
 
 void OPS(scx_stopping, struct task_struct *p, _Bool runnable)
@@ -181,10 +181,10 @@ void OPS(scx_stopping, struct task_struct *p, _Bool runnable)
 	now = bpf_ktime_get_ns();
 	charge(c, cpu, now - c->cost);
 	if (!runnable)
-		c->ask |= c->machine.notify_block;
-	if (c->lone)
-		c->machine.notify_wake = c->lone - 1;
-	c->lone = 0;
+		c->must_decide |= c->machine.notify_block;
+	if (c->saved_notify_wake)
+		c->machine.notify_wake = c->saved_notify_wake - 1;
+	c->saved_notify_wake = 0;
 	if (c->running < ROWS)
 		c->wait_since[c->running & (ROWS - 1)] = now;
 	c->running = NOBODY;
@@ -200,19 +200,19 @@ void OPS(scx_dispatch, s32 cpu, struct task_struct *prev)
 
 	if (!c || !s)
 		return;
-	adopt(c, cpu);
+	adopt_plan(c, cpu);
 	now = bpf_ktime_get_ns();
 	decide(c, cpu, now, &choice);
 	row = choice.row;
 	is_runnable = prev && (prev->scx.flags & SCX_TASK_QUEUED);
-	if (stray_first(c, cpu, now, row)) {
+	if (run_stray_first(c, cpu, now, row)) {
 		if (row < ROWS)
 			most = knobs.starved_turn;
 	} else if (row >= ROWS) {
 		if (is_runnable && c->running == STRAY)
-			set_slice(prev, SLICE_MOST);
+			set_slice(prev, MAX_SLICE);
 	} else {
-		budget = budget_left(row_at(&c->machine, row));
+		budget = remaining_budget(row_at(&c->machine, row));
 		if (choice.starved) {
 			most = knobs.starved_turn;
 			s->starved++;
@@ -221,33 +221,33 @@ void OPS(scx_dispatch, s32 cpu, struct task_struct *prev)
 		if (scx_bpf_dsq_nr_queued(dsq_of(cpu, row)) > 0) {
 			/* Another thread of the same VM waits. */
 			goes_on = goes_on && !c->service_waits && now - c->began < knobs.vcpu_turn;
-			most = sooner(most, knobs.vcpu_turn);
+			most = min_u64(most, knobs.vcpu_turn);
 		}
 		c->service_waits = 0;
 		if (!goes_on && !to_local(dsq_of(cpu, row))) {
-			/* It cannot come now; once more soon. */
+			/* No thread of it can move here now; try again soon. */
 			goes_on = is_runnable && c->running == row;
-			most = sooner(most, MS);
+			most = min_u64(most, MS);
 		}
-		/* Another thread's budget begins when it does. */
+		/* Another thread's budget starts with its run. */
 		if (goes_on) {
-			most = sooner(most, budget);
-			set_slice(prev, sooner(most, SLICE_MOST));
+			most = min_u64(most, budget);
+			set_slice(prev, min_u64(most, MAX_SLICE));
 		}
 	}
-	c->due = sooner(c->due, later(now, most));
+	c->due = min_u64(c->due, add_time(now, most));
 	arm(c, cpu, now);
 	cost = bpf_ktime_get_ns() - now;
 	s->decide_ns += cost;
-	/* The kernel reads its clock before it asks: in its books too, who runs next has run since then. */
+	/* The kernel reads its clock before it asks, so in its accounts too the next thread has run since then. */
 	c->cost = goes_on ? 0 : cost;
-	/* Until the next one begins. */
+	/* Until the next thread starts. */
 	if (row >= ROWS)
-		c->idle_beside = choice.kept;
-	c->idle = row >= ROWS && !choice.kept && !is_runnable;
+		c->idle_with_capped = choice.capped_waits;
+	c->idle = row >= ROWS && !choice.capped_waits && !is_runnable;
 }
 
-/* What a thread of a VM makes is of that VM. */
+/* A thread inherits the VM of the thread that created it. */
 s32 OPS_SLEEPABLE(scx_init_task, struct task_struct *p, struct scx_init_task_args *args)
 {
 	struct thread *from, *to;
@@ -299,7 +299,7 @@ void OPS(scx_exit, struct scx_exit_info *info)
 	e->kind = info->kind;
 }
 
-/* Called from user space: a thread belongs to a VM from now on (or to none). Returns 1 if there is such a thread. */
+/* Called from user space: assigns a thread to a VM, or to none. Returns 1 if the thread exists. */
 SEC("syscall")
 int enrol(struct scx_enrol *args)
 {
@@ -318,8 +318,8 @@ int enrol(struct scx_enrol *args)
 	return 1;
 }
 
-/* Without cpu_online and cpu_offline: the kernel ends the scheduler when a CPU comes or goes, and the daemon starts it
- * again. It would ask a core that goes no more, and the threads queued there would hold up the core's going. */
+/* Without cpu_online and cpu_offline: the kernel ends the scheduler when a CPU comes or goes, and the daemon starts it again. Otherwise the
+ * kernel would no longer ask a CPU that goes offline, and the threads queued there would block it. */
 SEC(".struct_ops.link")
 struct sched_ext_ops viola_ops = {
 	.select_cpu = (void *)scx_select_cpu,

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/*
- * What scx.bpf.c uses of the kernel's sched_ext, by whichever name this kernel has it.
- */
+/* The parts of the kernel's sched_ext that scx.bpf.c uses, under the names of this kernel's version. */
 #ifndef VIOLA_SCX_KERNEL_H
 #define VIOLA_SCX_KERNEL_H
 
@@ -40,7 +38,7 @@ struct bpf_timer {
 	u64 opaque[2];
 } __attribute__((aligned(8)));
 
-/* Those of the kernel's operations that are used; the loader finds them by name. */
+/* The operations that the scheduler implements; the loader finds them by name. */
 struct sched_ext_ops {
 	s32 (*select_cpu)(struct task_struct *p, s32 prev_cpu, u64 wake_flags);
 	void (*enqueue)(struct task_struct *p, u64 enq_flags);
@@ -86,7 +84,7 @@ s32 scx_bpf_create_dsq(u64 dsq_id, s32 node) __ksym;
 s32 scx_bpf_dsq_nr_queued(u64 dsq_id) __ksym;
 void scx_bpf_kick_cpu(s32 cpu, u64 flags) __ksym;
 s32 scx_bpf_task_cpu(const struct task_struct *p) __ksym;
-/* Names have changed; whichever the kernel has. Linux 6.12: */
+/* The names have changed between versions. Linux 6.12: */
 void scx_bpf_dispatch(struct task_struct *p, u64 dsq_id, u64 slice, u64 enq_flags) __ksym __weak;
 void scx_bpf_dispatch_vtime(struct task_struct *p, u64 dsq_id, u64 slice, u64 vtime, u64 enq_flags) __ksym __weak;
 _Bool scx_bpf_consume(u64 dsq_id) __ksym __weak;

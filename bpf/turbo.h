@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Who runs next on a core of vTurbo's two pools: the machines of crates/policy (turbo/fair_queue.rs, regular.rs, turbo_core.rs,
- * reserve.rs, floor.rs), once more for the kernel, as slices.h is the one of ordinary cores. The same test replays random
- * histories through both, and what is said there of the why is not said again here.
+ * The cores of vTurbo's two pools: policy's turbo/fair_queue.rs, regular.rs, turbo_core.rs, reserve.rs and floor.rs.
  *
- * A regular core has one pool. A turbo core has two: turbo vCPUs in slots, and below them, in the gaps, regular vCPUs that
- * have their place there ("gap vCPUs").
+ * A regular core has one pool. A turbo core has two: turbo vCPUs in slots, and below them, in the gaps, regular vCPUs that are placed
+ * there ("gap vCPUs").
  */
 #ifndef VIOLA_TURBO_H
 #define VIOLA_TURBO_H
@@ -26,55 +24,55 @@
 #define RESERVE_MIN_LEFT (-(s64)(20 * MS))
 #define RESERVE_HOLD_TIMEOUT (2 * ACCOUNTING_INTERVAL)
 
-/* Whether it is a turbo vCPU. */
-__small u32 in_slots(const struct slices *c, const struct vm_row *vm)
+/* Whether the row is a turbo vCPU. */
+__inline_fn u32 in_slots(const struct slices *c, const struct vm_row *vm)
 {
 	return c->kind == TURBO && !vm->pool;
 }
 
-/* Whether its reserve has it wait; that of a gap vCPU is kept, and means nothing. */
-__small u32 is_held(const struct slices *c, const struct vm_row *vm)
+/* Whether its reserve holds it back. (The flag of a gap vCPU has no meaning.) */
+__inline_fn u32 is_held(const struct slices *c, const struct vm_row *vm)
 {
 	return vm->held && in_slots(c, vm);
 }
 
-__small s64 credit_of(const struct slices *c, const struct vm_row *vm)
+__inline_fn s64 credit_of(const struct slices *c, const struct vm_row *vm)
 {
 	return in_slots(c, vm) ? TURBO_SLOT : REGULAR_CREDIT;
 }
 
-__small s64 least_run(const struct slices *c, const struct vm_row *vm)
+__inline_fn s64 least_run(const struct slices *c, const struct vm_row *vm)
 {
 	return in_slots(c, vm) ? TURBO_MIN_RUN : REGULAR_MIN_RUN;
 }
 
-__small s64 run_of(u64 used)
+__inline_fn s64 run_of(u64 used)
 {
-	return (s64)sooner(used, MAX_SCALED);
+	return (s64)min_u64(used, MAX_SCALED);
 }
 
-__small u64 used_by(const struct vm_row *vm)
+__inline_fn u64 used_by(const struct vm_row *vm)
 {
 	return vm->used + vm->paid;
 }
 
 /* Reserve: policy's reserve.rs. */
 
-__small void reserve_add_due(struct vm_row *vm, u64 due, u32 waits, u32 permille)
+__inline_fn void reserve_add_due(struct vm_row *vm, u64 due, u32 waits, u32 permille)
 {
-	s64 part = (s64)(sooner(due, MAX_SCALED) * permille / 1000);
+	s64 part = (s64)(min_u64(due, MAX_SCALED) * permille / 1000);
 
 	vm->regular_waits = waits && permille < 1000;
 	vm->due_known |= due > 0 && permille < 1000;
-	part = least_of(part, RESERVE_MAX_SAVED - RESERVE_MIN_LEFT);
-	vm->reserve_left = vm->regular_waits ? least_of(vm->reserve_left + part, RESERVE_MAX_SAVED) : RESERVE_MAX_SAVED;
+	part = min_s64(part, RESERVE_MAX_SAVED - RESERVE_MIN_LEFT);
+	vm->reserve_left = vm->regular_waits ? min_s64(vm->reserve_left + part, RESERVE_MAX_SAVED) : RESERVE_MAX_SAVED;
 }
 
-__small void reserve_charge(struct vm_row *vm, u64 now)
+__inline_fn void reserve_charge(struct vm_row *vm, u64 now)
 {
 	u64 waited;
 
-	vm->reserve_left = most_of(vm->reserve_left - run_of(vm->used), RESERVE_MIN_LEFT);
+	vm->reserve_left = max_s64(vm->reserve_left - run_of(vm->used), RESERVE_MIN_LEFT);
 	vm->ran += vm->used;
 	if (!vm->regular_waits) {
 		vm->held = 0;
@@ -84,7 +82,7 @@ __small void reserve_charge(struct vm_row *vm, u64 now)
 		if ((vm->reserve_left >= TURBO_SLOT && waited >= RESERVE_MODERATION_INTERVAL) || waited >= RESERVE_HOLD_TIMEOUT) {
 			vm->held = 0;
 			vm->ran = 0;
-			vm->reserve_left = most_of(vm->reserve_left, TURBO_SLOT);
+			vm->reserve_left = max_s64(vm->reserve_left, TURBO_SLOT);
 		}
 	} else if (vm->reserve_left <= 0) {
 		vm->held = 1;
@@ -97,16 +95,16 @@ __small void reserve_charge(struct vm_row *vm, u64 now)
 	}
 }
 
-__small u64 reserve_budget(const struct vm_row *vm)
+__inline_fn u64 reserve_budget(const struct vm_row *vm)
 {
 	if (vm->regular_waits)
-		return (u64)most_of(vm->reserve_left, 1);
+		return (u64)max_s64(vm->reserve_left, 1);
 	return vm->due_known ? RESERVE_RECHECK_INTERVAL : ACCOUNTING_INTERVAL;
 }
 
 /* Fair queue: policy's fair_queue.rs. */
 
-__sub int pooled_charge_row(struct slices *c __there, u32 i, u64 now, u64 begun)
+__subprog int pooled_charge_row(struct slices *c __arg_nonnull, u32 i, u64 now, u64 begun)
 {
 	struct vm_row *vm = row_at(c, i);
 
@@ -121,7 +119,7 @@ __sub int pooled_charge_row(struct slices *c __there, u32 i, u64 now, u64 begun)
 	return 0;
 }
 
-__sub int pooled_limit_row(struct slices *c __there, u32 i)
+__subprog int pooled_limit_row(struct slices *c __arg_nonnull, u32 i)
 {
 	struct vm_row *vm = row_at(c, i);
 	s64 most = 2 * (s64)vm->slice + (in_slots(c, vm) ? 0 : MAX_TURBO_DEBT);
@@ -135,7 +133,7 @@ __sub int pooled_limit_row(struct slices *c __there, u32 i)
 	return 0;
 }
 
-__sub int pooled_account(struct slices *c __there, u64 now)
+__subprog int pooled_account(struct slices *c __arg_nonnull, u64 now)
 {
 	u64 begun = roll_windows(c, now);
 	u32 i;
@@ -146,7 +144,7 @@ __sub int pooled_account(struct slices *c __there, u64 now)
 		pooled_charge_row(c, i, now, begun);
 	each(i, c->n) {
 		struct vm_row *vm = row_at(c, i);
-		s64 ran = (s64)sooner(used_by(vm), MAX_INTERVAL) << LAG_ONE_SHIFT;
+		s64 ran = (s64)min_u64(used_by(vm), MAX_INTERVAL) << LAG_ONE_SHIFT;
 
 		if (!vm->params.id)
 			continue;
@@ -172,7 +170,7 @@ __sub int pooled_account(struct slices *c __there, u64 now)
 }
 
 /* Who competes from now on; limits the credit of those that slept. */
-__sub int pooled_update_member_row(struct slices *c __there, u32 i)
+__subprog int pooled_update_member_row(struct slices *c __arg_nonnull, u32 i)
 {
 	struct vm_row *vm = row_at(c, i);
 	s64 most = credit_of(c, vm);
@@ -187,7 +185,7 @@ __sub int pooled_update_member_row(struct slices *c __there, u32 i)
 		return 0;
 	}
 	if (vm->capped)
-		most = in_slots(c, vm) ? (s64)vm->slice : most_of((s64)vm->slice, vm->quota);
+		most = in_slots(c, vm) ? (s64)vm->slice : max_s64((s64)vm->slice, vm->quota);
 	full = lag_ns(vm) >= most;
 	if (full)
 		limit_credit(c, i, most);
@@ -195,7 +193,7 @@ __sub int pooled_update_member_row(struct slices *c __there, u32 i)
 	return 0;
 }
 
-__sub int pooled_update_members(struct slices *c __there, u64 now)
+__subprog int pooled_update_members(struct slices *c __arg_nonnull, u64 now)
 {
 	u32 i;
 
@@ -217,8 +215,8 @@ __sub int pooled_update_members(struct slices *c __there, u64 now)
 	return 0;
 }
 
-/* What a VM may run before its turn. */
-__sub int pooled_eager_row(struct slices *c __there, u32 i)
+/* Updates the time that a VM may run before its turn. */
+__subprog int pooled_eager_row(struct slices *c __arg_nonnull, u32 i)
 {
 	struct vm_row *vm = row_at(c, i);
 	s64 lag = lag_ns(vm), least = least_run(c, vm);
@@ -226,18 +224,18 @@ __sub int pooled_eager_row(struct slices *c __there, u32 i)
 	if (!vm->params.id)
 		return 0;
 	if (vm->ready && vm->position == HELD)
-		vm->preempt_left = lag >= 0 ? most_of(lag, least) : 0;
+		vm->preempt_left = lag >= 0 ? max_s64(lag, least) : 0;
 	else if (vm->ready)
-		vm->preempt_left = most_of(vm->preempt_left - run_of(vm->used), 0);
+		vm->preempt_left = max_s64(vm->preempt_left - run_of(vm->used), 0);
 	else if (lag >= 0)
-		vm->preempt_left = most_of(lag, least);
+		vm->preempt_left = max_s64(lag, least);
 	else if (lag < -least)
 		vm->preempt_left = 0;
 	return 0;
 }
 
-/* Grants the one that has waited longest a run that the shares leave it not. */
-__sub int regular_floor(struct slices *c __there, u64 now)
+/* Grants a floor run to the VM that has waited longest and that the shares leave nothing. */
+__subprog int regular_floor(struct slices *c __arg_nonnull, u64 now)
 {
 	u32 i, found = NOBODY;
 	u64 since = FOREVER;
@@ -259,8 +257,8 @@ __sub int regular_floor(struct slices *c __there, u64 now)
 	return 0;
 }
 
-/* Keeps the owner of a pool's turn or chooses the next. */
-__sub int pooled_pass_turn(struct slices *c __there, u32 pool, u64 now)
+/* Keeps the owner of a pool's turn, or chooses the next. */
+__subprog int pooled_pass_turn(struct slices *c __arg_nonnull, u32 pool, u64 now)
 {
 	struct pool *p = &c->pools[pool & 1];
 	u32 i, best = NOBODY;
@@ -290,7 +288,7 @@ __sub int pooled_pass_turn(struct slices *c __there, u32 pool, u64 now)
 	return 0;
 }
 
-__small void position_row(struct slices *c, struct vm_row *vm, u32 i)
+__inline_fn void position_row(struct slices *c, struct vm_row *vm, u32 i)
 {
 	struct pool *p = pool_of(c, vm);
 
@@ -304,9 +302,9 @@ __small void position_row(struct slices *c, struct vm_row *vm, u32 i)
 		vm->position = BEHIND;
 }
 
-__sub u64 pooled_budget(const struct slices *c __there, u32 i)
+__subprog u64 pooled_budget(const struct slices *c __arg_nonnull, u32 i)
 {
-	const struct vm_row *vm = row_seen(c, i);
+	const struct vm_row *vm = const_row_at(c, i);
 	const struct pool *p = &c->pools[vm->pool & 1];
 	s64 least = (s64)MIN_BUDGET;
 	u64 ns;
@@ -315,16 +313,16 @@ __sub u64 pooled_budget(const struct slices *c __there, u32 i)
 		ns = FOREVER;
 	} else if (vm->preempt_left > 0) {
 		if (!p->contenders)
-			least = most_of(least_of((s64)vm->slice, credit_of(c, vm)), least);
-		ns = (u64)most_of(vm->preempt_left, least);
+			least = max_s64(min_s64((s64)vm->slice, credit_of(c, vm)), least);
+		ns = (u64)max_s64(vm->preempt_left, least);
 	} else {
 		ns = p->owner == i ? to_budget(p->owner_left) : vm->slice;
 	}
-	return vm->quota ? sooner(ns, (u64)most_of(vm->left, 0)) : ns;
+	return vm->quota ? min_u64(ns, (u64)max_s64(vm->left, 0)) : ns;
 }
 
-/* Whether a VM that sleeps would have to wait behind the only one that wants to run, which has no budget. */
-__sub int find_needs_wake(struct slices *c __there, u32 pool)
+/* Whether a VM that wakes would wait behind the only runnable one, which has no budget. */
+__subprog int find_needs_wake(struct slices *c __arg_nonnull, u32 pool)
 {
 	struct pool *p = &c->pools[pool & 1];
 	u32 i, top = HELD, some = 0;
@@ -349,8 +347,8 @@ __sub int find_needs_wake(struct slices *c __there, u32 pool)
 	return 0;
 }
 
-/* Grants a gap vCPU a run that the turbo vCPUs would never leave it; whether there is one. */
-__sub int gap_vcpu_floor(struct slices *c __there, u64 now)
+/* Grants a floor run to a gap vCPU that the turbo vCPUs leave nothing. Returns whether one is granted. */
+__subprog int gap_vcpu_floor(struct slices *c __arg_nonnull, u64 now)
 {
 	u32 i, found = NOBODY, crowded = c->pools[0].contenders > 0, granted = 0;
 	u64 since = FOREVER;
@@ -360,7 +358,7 @@ __sub int gap_vcpu_floor(struct slices *c __there, u64 now)
 
 		if (!vm->params.id || !vm->pool)
 			continue;
-		vm->floor_left -= sooner(vm->floor_left, vm->used);
+		vm->floor_left -= min_u64(vm->floor_left, vm->used);
 		if (vm->used || !vm->ready || !crowded)
 			vm->floor_since = now;
 		if (!vm->ready || !crowded)
@@ -382,8 +380,8 @@ __sub int gap_vcpu_floor(struct slices *c __there, u64 now)
 	return granted;
 }
 
-/* The VM's part of the answer. */
-__sub int pooled_fill_row(struct slices *c __there, u32 i, u64 now, u32 granted)
+/* Fills in the VM's part of the decision. */
+__subprog int pooled_fill_row(struct slices *c __arg_nonnull, u32 i, u64 now, u32 granted)
 {
 	struct vm_row *vm = row_at(c, i);
 	u64 budget = pooled_budget(c, i);
@@ -396,22 +394,22 @@ __sub int pooled_fill_row(struct slices *c __there, u32 i, u64 now, u32 granted)
 	} else if (!vm->pool) {
 		rank = position == AHEAD && !(granted && vm->ready) ? BOOST : position == BEHIND ? OWNER : PREEMPT;
 		if (c->reserve)
-			budget = sooner(budget, reserve_budget(vm));
+			budget = min_u64(budget, reserve_budget(vm));
 	} else {
 		rank = vm->floor_left ? BOOST : position == BEHIND ? BACKGROUND : WAITING;
 		if (vm->floor_left)
-			budget = sooner(budget, vm->floor_left);
+			budget = min_u64(budget, vm->floor_left);
 	}
 	vm->rank = position == HELD ? CAPPED : rank;
 	vm->budget = budget;
 	if (is_held(c, vm))
-		c->until = sooner(c->until, later(now, RESERVE_MODERATION_INTERVAL / 2));
+		c->until = min_u64(c->until, add_time(now, RESERVE_MODERATION_INTERVAL / 2));
 	else if (position == HELD)
-		c->until = sooner(c->until, cap_refill_at(c, vm));
+		c->until = min_u64(c->until, cap_refill_at(c, vm));
 	return 0;
 }
 
-__sub int pooled_fill_decision(struct slices *c __there, u64 now)
+__subprog int pooled_fill_decision(struct slices *c __arg_nonnull, u64 now)
 {
 	struct pool *slots = &c->pools[0], *gap_vcpus = &c->pools[1];
 	u32 i, granted = gap_vcpus->vms ? gap_vcpu_floor(c, now) : 0;
@@ -419,7 +417,7 @@ __sub int pooled_fill_decision(struct slices *c __there, u64 now)
 	c->until = FOREVER;
 	c->notify_block = 0;
 	if (c->kind == REGULAR ? slots->contenders > 1 : slots->contenders > 0 && gap_vcpus->vms > 0)
-		c->until = later(now, ACCOUNTING_INTERVAL);
+		c->until = add_time(now, ACCOUNTING_INTERVAL);
 	each(i, c->n) {
 		struct vm_row *vm = row_at(c, i);
 
@@ -436,8 +434,8 @@ __sub int pooled_fill_decision(struct slices *c __there, u64 now)
 	return 0;
 }
 
-/* Tells what a VM ran elsewhere since it was told last: policy's Pooled::elsewhere. */
-__small void slices_hear(struct slices *c, u32 i, u64 turbo, u64 total, u64 due, u32 waits)
+/* Adds what a VM ran on other cores since the last call: policy's PoolScheduler::add_other_cores. */
+__inline_fn void slices_add_other_cores(struct slices *c, u32 i, u64 turbo, u64 total, u64 due, u32 waits)
 {
 	struct vm_row *vm = row_at(c, i);
 
@@ -448,13 +446,13 @@ __small void slices_hear(struct slices *c, u32 i, u64 turbo, u64 total, u64 due,
 	vm->total += total;
 }
 
-/* Whether the VM wants this core while others do: policy's Pooled::due has that and .due. */
-__small u32 slices_waits(const struct slices *c, const struct vm_row *vm)
+/* Whether the VM is runnable while others are: with .due, policy's PoolScheduler::due. */
+__inline_fn u32 slices_waits(const struct slices *c, const struct vm_row *vm)
 {
 	return vm->ready && c->pools[vm->pool & 1].contenders > 1;
 }
 
-__small void pooled_decide(struct slices *c, u64 now)
+__inline_fn void pooled_decide(struct slices *c, u64 now)
 {
 	u32 i;
 
@@ -468,8 +466,8 @@ __small void pooled_decide(struct slices *c, u64 now)
 	pooled_fill_decision(c, now);
 }
 
-/* Decides: takes .used and .runnable of every row, fills in the answers. */
-__small void slices_decide(struct slices *c, u64 now)
+/* Decides: reads .used and .runnable of every row, and fills in rank and budget. */
+__inline_fn void slices_decide(struct slices *c, u64 now)
 {
 	if (c->kind == INTERLEAVED)
 		interleaved_decide(c, now);

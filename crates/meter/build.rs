@@ -2,5 +2,5 @@
 //! Compiles the accounting program.
 
 fn main() {
-    viola_bpf_build::compile("acct", &["types.h", "acct.h"]);
+    viola_bpf_build::compile("acct");
 }

@@ -2,5 +2,5 @@
 //! The steering program.
 
 fn main() {
-    viola_bpf_build::compile("pipe", &["types.h", "pipe.h"]);
+    viola_bpf_build::compile("pipe");
 }

@@ -4,19 +4,19 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Compiles `bpf/NAME.bpf.c`, which includes these headers of the same folder, to `NAME.bpf.o` in the output folder of the
-/// build script.
+/// Compiles `bpf/NAME.bpf.c` to `NAME.bpf.o` in the output folder of the build script, and again when a header of `bpf/` changes.
 ///
 /// # Panics
 /// When clang or libbpf's headers are missing; cargo shows the message.
-pub fn compile(name: &str, headers: &[&str]) {
+pub fn compile(name: &str) {
     let folder = |variable: &str| PathBuf::from(std::env::var_os(variable).unwrap_or_default());
     let bpf = folder("CARGO_MANIFEST_DIR").join("../../bpf");
     let source = bpf.join(format!("{name}.bpf.c"));
     let out = folder("OUT_DIR").join(format!("{name}.bpf.o"));
     println!("cargo::rerun-if-changed={}", source.display());
-    for header in headers {
-        println!("cargo::rerun-if-changed={}", bpf.join(header).display());
+    let headers = std::fs::read_dir(&bpf).into_iter().flatten().flatten();
+    for header in headers.filter(|entry| entry.path().extension().is_some_and(|e| e == "h")) {
+        println!("cargo::rerun-if-changed={}", header.path().display());
     }
     println!("cargo::rerun-if-env-changed=CLANG");
     let clang = std::env::var("CLANG").unwrap_or_else(|_| "clang".into());

@@ -71,7 +71,7 @@ fn load() -> Library {
             configure: std::mem::transmute::<*mut libc::c_void, Configure>(symbol(
                 c"replay_configure",
             )),
-            hear: std::mem::transmute::<*mut libc::c_void, Hear>(symbol(c"replay_hear")),
+            hear: std::mem::transmute::<*mut libc::c_void, Hear>(symbol(c"replay_add_other_cores")),
             due: std::mem::transmute::<*mut libc::c_void, Due>(symbol(c"replay_due")),
             decide: std::mem::transmute::<*mut libc::c_void, Decide>(symbol(c"replay_decide")),
         }
