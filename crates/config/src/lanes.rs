@@ -11,7 +11,7 @@ use toml::Spanned;
 use viola_policy::lanes as policy;
 use viola_proto::lanes::LaneSetting;
 
-use super::{StringVisitor, duration};
+use crate::value::{StringVisitor, duration};
 use viola_cli::quantities::{self, quoted};
 
 const MS: u64 = 1_000_000;

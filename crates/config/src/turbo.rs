@@ -8,7 +8,7 @@ use serde::de::Deserializer;
 use viola_host::CpuSet;
 use viola_policy::turbo::{TURBO_SLOT, TurboConfig};
 
-use super::{Cores, StringVisitor, duration};
+use crate::value::{Cores, StringVisitor, duration};
 use viola_cli::quantities;
 
 /// Allowed slots, ns. A shorter one costs the controller more time than the vCPU gains.

@@ -10,7 +10,7 @@ use toml::Spanned;
 use viola_vread::control::{Format, Limits};
 use viola_vread::pattern;
 
-use super::absolute;
+use crate::value::absolute;
 use viola_cli::quantities::quoted;
 
 pub mod peers;
