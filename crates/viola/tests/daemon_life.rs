@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The daemon's life without VMs: signals, restarts, its control socket, `viola restore`.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+
+use common::{Daemon, output, raw, refusal, stderr, stdout, viola, write_config};
+use rustix::process::Signal;
+use viola_proto::{Check, Stage, Status, VmList};
+
+/// A daemon that only measures.
+const OFF: &str = "[slices]\nenabled = false\n";
+
+#[test]
+fn garbage_on_the_control_socket_does_not_disturb_the_daemon() {
+    let d = Daemon::start(OFF);
+    // Bytes as random as they need be, and the same each time.
+    let mut x = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = || {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        x as u8
+    };
+    for length in [1, 16, 4096, 1 << 20] {
+        let bytes: Vec<u8> = (0..length).map(|_| random()).collect();
+        let answer = raw(&d.socket(), &bytes);
+        assert!(
+            answer.is_empty() || answer.starts_with(b"HTTP/1.1 4"),
+            "{}",
+            String::from_utf8_lossy(&answer)
+        );
+    }
+    let long = format!(
+        "GET /v1/status HTTP/1.1\r\nx: {}\r\n\r\n",
+        "y".repeat(1 << 20)
+    );
+    assert!(raw(&d.socket(), long.as_bytes()).starts_with(b"HTTP/1.1 4"));
+    let many = format!(
+        "GET /v1/status HTTP/1.1\r\n{}\r\n",
+        "a: b\r\n".repeat(10_000)
+    );
+    assert!(raw(&d.socket(), many.as_bytes()).starts_with(b"HTTP/1.1 4"));
+    // More half requests than are served at a time; they are ended after some seconds.
+    let halves: Vec<UnixStream> = (0..80)
+        .map(|_| {
+            let mut s = UnixStream::connect(d.socket()).unwrap();
+            s.write_all(b"PATCH /v1/vms/a HTTP/1.1\r\ncontent-le")
+                .unwrap();
+            s
+        })
+        .collect();
+    assert_eq!(d.json::<Status>(&["status"]).pid, d.pid());
+    drop(halves);
+    assert!(!d.log().contains("panic"), "{}", d.log());
+}
+
+#[test]
+fn json_is_what_the_socket_says() {
+    let mut d = Daemon::start(OFF);
+    let status: Status = d.json(&["status"]);
+    assert_eq!(
+        (status.pid, status.stage, status.interval_ns),
+        (d.pid(), Stage::Off, 100_000_000)
+    );
+    assert!(status.why.contains("switched off"), "{}", status.why);
+    d.wait("measurement", |d| {
+        d.json::<VmList>(&["vms"]).measured_ns >= 1_000_000_000
+    });
+    let check: Check = d.json(&["check"]);
+    assert!(
+        check
+            .rows
+            .iter()
+            .any(|r| r.name == "slices: slots" && !r.why.is_empty())
+    );
+    let text = d.ask(&["check"]);
+    assert!(stdout(&text).contains("slices: slots"), "{}", stdout(&text));
+    assert!(!stdout(&text).contains('\x1b'));
+}
+
+#[test]
+fn stop_lasts_until_start() {
+    let d = Daemon::start(OFF);
+    assert!(stdout(&d.ask(&["stop", "--all"])).contains("viola start"));
+    assert_eq!(d.json::<Status>(&["status"]).stage, Stage::Stopped);
+    assert!(d.ask(&["start"]).status.success());
+    assert_eq!(d.json::<Status>(&["status"]).stage, Stage::Off);
+    assert!(
+        d.log()
+            .contains("viola: stopped: viola stop --all by root\n"),
+        "{}",
+        d.log()
+    );
+}
+
+#[test]
+fn sighup_takes_a_right_configuration_and_leaves_a_wrong_one() {
+    let mut d = Daemon::start(OFF);
+    let rest = "interval = \"250ms\"\n[slices]\nenabled = false\n";
+    write_config(d.dir.path(), rest);
+    d.signal(Signal::HUP);
+    d.wait("new interval", |d| {
+        d.json::<Status>(&["status"]).interval_ns == 250_000_000
+    });
+    write_config(d.dir.path(), "[slices]\nenabeld = true\n");
+    d.signal(Signal::HUP);
+    d.wait("refusal", |d| d.log().contains("unknown key enabeld"));
+    assert!(d.log().contains("the old configuration holds"));
+    assert_eq!(d.json::<Status>(&["status"]).interval_ns, 250_000_000);
+}
+
+#[test]
+fn sigterm_and_sigint_end_it_with_0_and_its_socket_is_gone() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut d = Daemon::start(OFF);
+        d.signal(signal);
+        assert_eq!(d.ended().code(), Some(0), "{}", d.log());
+        assert!(!d.socket().exists());
+        // The lock is free again.
+        let again = Daemon::in_folder(
+            std::mem::replace(&mut d.dir, tempfile::tempdir().unwrap()),
+            &[],
+        );
+        assert_eq!(again.json::<Status>(&["status"]).pid, again.pid());
+    }
+}
+
+#[test]
+fn a_daemon_that_was_killed_leaves_nothing_that_keeps_the_next_one_from_starting() {
+    let mut d = Daemon::start(OFF);
+    d.signal(Signal::KILL);
+    assert_eq!(d.ended().code(), None);
+    assert!(d.socket().exists());
+    let folder = std::mem::replace(&mut d.dir, tempfile::tempdir().unwrap());
+    let again = Daemon::in_folder(folder, &[]);
+    assert_eq!(again.json::<Status>(&["status"]).pid, again.pid());
+}
+
+#[test]
+fn a_dry_run_says_so_and_keeps_nothing() {
+    let d = Daemon::start_with("[slices]\ncores = \"1\"\nforce = true\n", &["--dry-run"]);
+    let status: Status = d.json(&["status"]);
+    assert_eq!(status.stage, Stage::Advising);
+    assert!(d.log().contains("changing nothing (--dry-run)"));
+    let files: Vec<_> = fs::read_dir(d.run_dir())
+        .unwrap()
+        .map(|f| f.unwrap().file_name())
+        .collect();
+    assert_eq!(files, ["viola.lock"]);
+}
+
+#[test]
+fn restore_without_anything_left_behind_says_so_twice() {
+    let dir = tempfile::tempdir().unwrap();
+    for _ in 0..2 {
+        let o = viola()
+            .arg("restore")
+            .arg("--run-dir")
+            .arg(dir.path())
+            .output()
+            .unwrap();
+        assert!(o.status.success(), "{}", stderr(&o));
+        assert_eq!(stdout(&o), "nothing was left behind\n");
+    }
+    fs::write(dir.path().join("slots.json"), "no json").unwrap();
+    let o = viola()
+        .arg("restore")
+        .arg("--run-dir")
+        .arg(dir.path())
+        .output()
+        .unwrap();
+    let said = refusal(&o, 1);
+    assert!(
+        said.contains("slots.json") && said.contains("chrt"),
+        "{said}"
+    );
+}
+
+#[test]
+fn restore_beside_a_daemon_stops_it_first() {
+    let d = Daemon::start(OFF);
+    let o = viola()
+        .arg("restore")
+        .arg("--run-dir")
+        .arg(d.run_dir())
+        .arg("--socket")
+        .arg(d.socket())
+        .output()
+        .unwrap();
+    assert!(
+        stdout(&o).contains(&format!(
+            "the daemon (process {}) runs and was told to stop",
+            d.pid()
+        )),
+        "{}",
+        stdout(&o)
+    );
+    assert_eq!(d.json::<Status>(&["status"]).stage, Stage::Stopped);
+}
+
+#[test]
+fn settings_that_were_damaged_are_set_aside_and_said_so() {
+    let dir = tempfile::tempdir().unwrap();
+    write_config(dir.path(), OFF);
+    fs::create_dir(dir.path().join("state")).unwrap();
+    fs::write(dir.path().join("state/settings.json"), "{").unwrap();
+    let d = Daemon::in_folder(dir, &[]);
+    assert!(d.log().contains("settings.damaged"), "{}", d.log());
+}
+
+#[test]
+fn the_journal_gets_levels_where_stderr_is_the_journal() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = tempfile::tempdir().unwrap();
+    let file = write_config(dir.path(), OFF);
+    let log = dir.path().join("journal");
+    let stream = fs::File::create(&log).unwrap();
+    let m = stream.metadata().unwrap();
+    let mut child = viola()
+        .args(["run", "-c"])
+        .arg(&file)
+        .env("JOURNAL_STREAM", format!("{}:{}", m.dev(), m.ino()))
+        .stderr(stream)
+        .spawn()
+        .unwrap();
+    let deadline = std::time::Instant::now() + common::PATIENCE;
+    while !fs::read_to_string(&log)
+        .unwrap()
+        .contains("\n<4>slices are off: ")
+        && std::time::Instant::now() < deadline
+    {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let text = fs::read_to_string(&log).unwrap();
+    assert!(
+        text.starts_with("<6>viola ") && text.contains("\n<4>slices are off: "),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_processes_of_the_slot_mechanism_are_not_for_people() {
+    for name in ["slots-watchdog", "slots-controller"] {
+        assert!(refusal(&output(&["internal", name, "{}"]), 2).contains("only the daemon"));
+    }
+}
+
+#[test]
+fn without_the_accounting_program_there_are_no_slots_and_it_says_why() {
+    // As on a kernel that does not have it: this one refuses it to whoever lacks these capabilities.
+    let dir = tempfile::tempdir().unwrap();
+    let file = write_config(
+        dir.path(),
+        "[slices]\ncores = \"1\"\nforce = true\nmechanism = \"slots\"\n",
+    );
+    let mut d = Daemon::spawn(
+        dir,
+        std::process::Command::new("setpriv")
+            .arg("--bounding-set=-bpf,-perfmon,-sys_admin")
+            .arg(env!("CARGO_BIN_EXE_viola"))
+            .args(["run", "-c"])
+            .arg(&file),
+    );
+    let status: Status = d.json(&["status"]);
+    assert_eq!((status.stage, status.mechanism), (Stage::Off, None));
+    assert!(
+        status.accounting.starts_with("sampled ("),
+        "{}",
+        status.accounting
+    );
+    assert!(
+        status.why.starts_with("it needs the accounting program: "),
+        "{}",
+        status.why
+    );
+    let check: Check = d.json(&["check"]);
+    let value = |name: &str| {
+        check
+            .rows
+            .iter()
+            .find(|r| r.name == name)
+            .unwrap()
+            .value
+            .as_str()
+    };
+    assert_eq!(
+        (
+            value("accounting (BPF)"),
+            value("slices: slots"),
+            value("slices: eevdf")
+        ),
+        ("no", "no", "yes")
+    );
+    // What can be had without it is had when the file leaves the choice.
+    write_config(d.dir.path(), "[slices]\ncores = \"1\"\nforce = true\n");
+    d.signal(Signal::HUP);
+    d.wait("eevdf", |d| {
+        d.json::<Status>(&["status"]).mechanism.as_deref() == Some("eevdf")
+    });
+    assert_eq!(d.json::<Status>(&["status"]).stage, Stage::Idle);
+}
