@@ -62,11 +62,12 @@ private_apt() {
 # Creates that state and reads the index of these suites.
 private_index() {
     local uri suite
-    uri=$(mirror) && [ -n "$uri" ] || return 1
+    say "reading the archive's index"
+    uri=$(mirror) && [ -n "$uri" ] || die "no Debian mirror in this host's apt sources; name one that ends in /debian"
     mkdir -p "$state/state/lists/partial" "$state/cache/archives/partial"
     : >"$state/status"
     for suite in "$@"; do
         printf 'deb [signed-by=%s] %s %s main\n' "$keyring" "$uri" "$suite"
     done >"$state/sources.list"
-    private_apt update
+    private_apt update || die "the Debian mirror $uri does not answer"
 }

@@ -209,8 +209,11 @@ mod tests {
     #[test]
     fn an_even_stream_has_no_jitter() {
         let stream = Stream::voice(3, 100);
-        let heard = Quality::of(stream, &arrivals(stream, |_, _| Some(70_000.0)), 60.0).unwrap();
-        assert_eq!((heard.jitter_ms, heard.lost, heard.late), (0.0, 0.0, 0.0));
+        let quality = Quality::of(stream, &arrivals(stream, |_, _| Some(70_000.0)), 60.0).unwrap();
+        assert_eq!(
+            (quality.jitter_ms, quality.lost, quality.late),
+            (0.0, 0.0, 0.0)
+        );
     }
 
     #[test]
@@ -218,12 +221,12 @@ mod tests {
         // Transit times 0, 16, 0, 16 ms: |D| is 16 ms each time, so J is 0, 1, 1.9375, ... and nears 16.
         let stream = Stream::voice(1, 4);
         let every = |_: u32, n: u32| Some(f64::from(n % 2) * 16_000.0);
-        let heard = Quality::of(stream, &arrivals(stream, every), 60.0).unwrap();
+        let quality = Quality::of(stream, &arrivals(stream, every), 60.0).unwrap();
         let j = [0.0, 1.0, 1.9375, 1.9375 + 14.0625 / 16.0];
-        assert!((heard.jitter_ms - j.iter().sum::<f64>() / 4.0).abs() < 1e-9);
+        assert!((quality.jitter_ms - j.iter().sum::<f64>() / 4.0).abs() < 1e-9);
         let stream = Stream::voice(1, 2000);
-        let heard = Quality::of(stream, &arrivals(stream, every), 60.0).unwrap();
-        assert!((heard.jitter_ms - 16.0).abs() < 0.2, "{heard:?}");
+        let quality = Quality::of(stream, &arrivals(stream, every), 60.0).unwrap();
+        assert!((quality.jitter_ms - 16.0).abs() < 0.2, "{quality:?}");
     }
 
     #[test]
@@ -236,9 +239,9 @@ mod tests {
         };
         let mut came = arrivals(stream, some);
         came.push(came[0]); // a duplicate
-        let heard = Quality::of(stream, &came, 60.0).unwrap();
-        assert_eq!(heard.lost, 10.0);
-        assert!((heard.late - 100.0 / 9.0).abs() < 1e-9, "{heard:?}");
+        let quality = Quality::of(stream, &came, 60.0).unwrap();
+        assert_eq!(quality.lost, 10.0);
+        assert!((quality.late - 100.0 / 9.0).abs() < 1e-9, "{quality:?}");
         assert_eq!(Quality::of(stream, &[], 60.0), None);
     }
 

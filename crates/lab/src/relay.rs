@@ -78,21 +78,12 @@ impl Task {
 
     /// Waits for an event and handles it. An error ends the relay.
     fn step(&mut self) -> std::io::Result<()> {
-        let read_if = |room: bool| {
-            if room {
-                PollFlags::IN
-            } else {
-                PollFlags::empty()
-            }
+        let when = |flag, condition| match condition {
+            true => flag,
+            false => PollFlags::empty(),
         };
-        let write_if = |waiting: bool| {
-            if waiting {
-                PollFlags::OUT
-            } else {
-                PollFlags::empty()
-            }
-        };
-        let line = read_if(self.to_client.is_empty()) | write_if(!self.to_line.is_empty());
+        let (line_full, client_full) = (!self.to_line.is_empty(), !self.to_client.is_empty());
+        let line = when(PollFlags::IN, !client_full) | when(PollFlags::OUT, line_full);
         let mut fds = vec![
             PollFd::new(&self.booted, PollFlags::IN),
             PollFd::new(&self.line, line),
@@ -101,9 +92,8 @@ impl Task {
             fds.push(PollFd::new(listener, PollFlags::IN));
         }
         if let Some(client) = &self.client {
-            let client_flags =
-                read_if(self.to_line.is_empty()) | write_if(!self.to_client.is_empty());
-            fds.push(PollFd::new(client, client_flags));
+            let flags = when(PollFlags::IN, !line_full) | when(PollFlags::OUT, client_full);
+            fds.push(PollFd::new(client, flags));
         }
         match poll(&mut fds, None::<&Timespec>) {
             Err(rustix::io::Errno::INTR) => return Ok(()),

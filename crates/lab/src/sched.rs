@@ -12,7 +12,8 @@ use std::io;
 /// # Errors
 /// The kernel's.
 pub fn set_policy(policy: i32, priority: i32) -> io::Result<()> {
-    // the kernel's struct sched_param is one int
+    // SAFETY: changes this thread only; the kernel only reads the parameter, whose struct
+    // sched_param is one int.
     let result =
         unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const priority) };
     if result == 0 {

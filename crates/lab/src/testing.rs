@@ -135,6 +135,26 @@ pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// Path of `viola-lab` beside a program of the same build; cargo builds it if it is missing.
+///
+/// # Panics
+/// If cargo cannot build it.
+pub fn lab_program(beside: &Path) -> PathBuf {
+    let lab = beside.with_file_name("viola-lab");
+    if !lab.is_file() {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut build = std::process::Command::new(cargo);
+        build.args(["build", "--quiet", "--package", "viola-bench"]);
+        let done = build.current_dir(root).status();
+        assert!(
+            done.is_ok_and(|s| s.success()),
+            "cargo cannot build viola-lab"
+        );
+    }
+    lab
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,24 +191,4 @@ mod tests {
         host(&words);
         assert!(host_program("/h", "/bin/true").starts_with("/h/"));
     }
-}
-
-/// Path of `viola-lab` beside a program of the same build; cargo builds it if it is missing.
-///
-/// # Panics
-/// If cargo cannot build it.
-pub fn lab_program(beside: &Path) -> PathBuf {
-    let lab = beside.with_file_name("viola-lab");
-    if !lab.is_file() {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let mut build = std::process::Command::new(cargo);
-        build.args(["build", "--quiet", "--package", "viola-bench"]);
-        let done = build.current_dir(root).status();
-        assert!(
-            done.is_ok_and(|s| s.success()),
-            "cargo cannot build viola-lab"
-        );
-    }
-    lab
 }

@@ -80,7 +80,7 @@ impl WanClient {
             Ok(tun)
         };
         let near = lab.in_netns(|| {
-            // the setting of this thread's namespace
+            // this file is the setting of the calling thread's namespace
             std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
             end("near", LAB_END, LAB_END_PREFIX)
         })?;
@@ -111,7 +111,7 @@ impl WanClient {
         let thread = std::thread::Builder::new()
             .name("viola-lab-far".into())
             .spawn(move || {
-                // at an ordinary priority the line only delays more
+                // without the priority the line only delays more
                 let _ = apply_placement(client);
                 while line.step().unwrap_or(false) {}
             })

@@ -29,9 +29,9 @@ fn a_call_and_a_video_arrive_complete() {
     };
     // the second call gets no packet of the first
     for _ in 0..2 {
-        let heard = call(&bench.lab, to, &options).unwrap();
-        assert_eq!((heard.up.len(), heard.down.len()), (150, 150));
-        for way in [&heard.up, &heard.down] {
+        let received = call(&bench.lab, to, &options).unwrap();
+        assert_eq!((received.up.len(), received.down.len()), (150, 150));
+        for way in [&received.up, &received.down] {
             let quality = Quality::of(up, way, 60.0).unwrap();
             assert_eq!(quality.lost, 0.0);
         }
@@ -98,7 +98,7 @@ fn a_wan_client_is_delayed_by_its_line_only() {
         high: 40 * MS,
     });
     let up = Stream::voice(1, 150);
-    let heard = call(
+    let received = call(
         &far,
         to,
         &Call {
@@ -106,9 +106,9 @@ fn a_wan_client_is_delayed_by_its_line_only() {
             ..Call::default()
         },
     );
-    let heard = heard.unwrap();
+    let received = received.unwrap();
     let jitter = |way| Quality::of(up, way, 60.0).unwrap().jitter_ms;
-    let (upstream, downstream) = (jitter(&heard.up), jitter(&heard.down));
+    let (upstream, downstream) = (jitter(&received.up), jitter(&received.down));
     assert!(
         upstream > 3.0 && downstream < upstream,
         "{upstream} {downstream}"

@@ -61,8 +61,8 @@ impl Pf {
     fn number(&self, file: &str) -> Result<u32, LaneError> {
         let path = self.device().join(file);
         let text = fs::read_to_string(&path).map_err(LaneError::file(&path))?;
-        let odd = || io::Error::new(io::ErrorKind::InvalidData, "not a number");
-        let number = text.trim().parse().map_err(|_| odd());
+        let invalid = || io::Error::new(io::ErrorKind::InvalidData, "not a number");
+        let number = text.trim().parse().map_err(|_| invalid());
         number.map_err(LaneError::file(&path))
     }
 

@@ -3,8 +3,8 @@
 //!
 //! - grant: the NIC's switch delivers the guest's packets to the VF, the VF is plugged, the guest
 //!   sends by it;
-//! - revocation: the guest goes back to its paravirtual path, the switch forgets its address, the VF is taken out, and
-//!   only then is free for another guest.
+//! - revocation: the guest fails over to its paravirtual path, the NIC's switch delivers there, the
+//!   VF is unplugged; then it is free for another guest.
 //!
 //! The journal records each step before it is made. [`Transfer::recover`] completes what a killed
 //! daemon left between two steps.

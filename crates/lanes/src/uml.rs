@@ -6,7 +6,7 @@
 //! process, but then straight to the VF, past the bridge and the tap of the paravirtual NIC: this
 //! saves the bridge's work and gives the guest the VF's share of the NIC. Both devices have one
 //! address; viola-agent makes one bond of them in the guest. The host reaches the agent by the line
-//! [`AGENT_LINE`]. A vector device that is up cannot be removed: a guest without the agent keeps
+//! `ssl3`. A vector device that is up cannot be removed: a guest without the agent keeps
 //! its VF until it takes the device down.
 
 use std::fs::File;
@@ -152,8 +152,8 @@ impl Attachment for UmlGuest {
         let text =
             format!("config vec{unit}:transport=raw,ifname={name},depth=128,gro=1,mac={mac}");
         let plugged = up.and_then(|()| {
-            let said = steps.time("plug", || self.command(&text));
-            said.map(drop).map_err(console_error)
+            let plugged = steps.time("plug", || self.command(&text));
+            plugged.map(drop).map_err(console_error)
         });
         plugged.inspect_err(|_| {
             // the caller gets the first error

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use viola_lanes::transfer::Transfer;
-use viola_lanes::{Entry, GuestAccess, LaneError, StepTimes, VfDevice};
+use viola_lanes::{Entry, LaneError, StepTimes, VfDevice};
 use viola_policy::lanes::{self as policy, Vf};
 use viola_proto::lanes as shown;
 
@@ -30,7 +30,7 @@ impl Manager {
             vf: &place,
             id: &id,
             access: &nic.access,
-            attachment: &mut guest,
+            attachment: guest.attachment(),
             steps: StepTimes::default(),
         };
         let done = switch.grant(&mut self.journal, terms);
@@ -71,13 +71,13 @@ impl Manager {
         let card = self.pools[at].card_of(self.nic_of(at, &entry.guest));
         let terms = self.pools[at].terms();
         let begin = Instant::now();
-        let mut guest: GuestAccess = entry.access.clone();
+        let mut guest = entry.access.clone();
         let mut switch = Transfer {
             eswitch: &card,
             vf: &place,
             id: &entry.guest,
             access: &entry.access,
-            attachment: &mut guest,
+            attachment: guest.attachment(),
             steps: StepTimes::default(),
         };
         let done = switch.revoke(&mut self.journal, entry.mac, terms);

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use viola_host::{Vm, VmId};
-use viola_lanes::{Attachment, Entry, Eswitch, Journal, Mac, PfEswitch, Presence, VfDevice};
+use viola_lanes::{Entry, Eswitch, Journal, Mac, PfEswitch, Presence, VfDevice};
 use viola_netdev::Link;
 use viola_policy::lanes::{self as policy, CpuTime, Decision, Vf};
 use viola_proto::lanes::{self as shown, Counts, LaneSetting};
@@ -312,11 +312,11 @@ impl Manager {
                 continue;
             };
             let mut guest = entry.access.clone();
-            match guest.presence(&vf) {
+            match guest.attachment().presence(&vf) {
                 Ok(Presence::Absent) => {}
                 // The link of the VF was down, and the guest uses its paravirtual NIC.
                 Ok(Presence::Idle) => {
-                    if let Err(e) = guest.resume(&vf) {
+                    if let Err(e) = guest.attachment().resume(&vf) {
                         self.log_once(format!("{}: {e}", entry.guest));
                     }
                     continue;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::root::{checked, log};
+use super::root;
 use crate::error::{Error, Result};
 use crate::guest::Guest;
 use crate::lab::Lab;
@@ -54,23 +54,15 @@ impl Client {
         let address = guest
             .address()
             .ok_or_else(|| Error::guest(guest.name(), "a client needs a network"))?;
-        let command: Vec<String> = words.iter().map(|w| format!("'{w}'")).collect();
-        let script = format!(
-            "setsid {} </dev/null >/run/bench{port}.log 2>&1 & echo $! >/run/bench{port}.pid",
-            command.join(" ")
-        );
-        checked(
-            guest,
-            "starting its client",
-            guest.exec(&["sh", "-ec", &script])?,
-        )?;
+        let name = format!("bench{port}");
+        root::start(guest, &name, words)?;
         let end = Instant::now() + START_TIMEOUT;
         let stream = loop {
             match lab.in_netns(|| TcpStream::connect((address, port)))? {
                 Ok(stream) => break stream,
                 Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(200)),
                 Err(error) => {
-                    let log = log(guest, &format!("bench{port}"));
+                    let log = root::log(guest, &name);
                     return Err(Error::guest(
                         guest.name(),
                         format!("its client does not listen ({error}): {log}"),

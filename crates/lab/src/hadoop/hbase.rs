@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::JavaStack;
 use super::config::{CONF, xml};
 use super::hdfs::Hdfs;
-use super::root::{self, ROOT, checked, log};
+use super::root::{self, ROOT, log};
 use crate::error::{Error, Result};
 use crate::guest::Guest;
 
@@ -65,12 +65,9 @@ impl Hdfs<'_> {
             "org.apache.hadoop.hbase.master.HMaster",
             &["start"],
         );
-        let command: Vec<String> = words.iter().map(|w| format!("'{w}'")).collect();
-        let script = format!(
-            "mkdir -p {ROOT}/tmp/{name}; setsid {} </dev/null >/run/{name}.log 2>&1 & echo $! >/run/{name}.pid",
-            command.join(" ")
-        );
-        checked(guest, name, guest.exec(&["sh", "-ec", &script])?)?;
+        let script = format!("mkdir -p {ROOT}/tmp/{name}");
+        root::sh(guest, name, &script, "", START_TIMEOUT)?;
+        root::start(guest, name, &words)?;
         let end = Instant::now() + START_TIMEOUT;
         let listens =
             format!("grep -qi ':{port:04X} 00000000:0000 0A' /proc/net/tcp /proc/net/tcp6");

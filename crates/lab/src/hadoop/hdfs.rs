@@ -16,6 +16,8 @@ use crate::wire::Output;
 
 /// Time limit for a NameNode and a DataNode to start, on a core that others use too.
 const START_TIMEOUT: Duration = Duration::from_secs(240);
+/// Time limit to mount a disk.
+const MOUNT_TIMEOUT: Duration = Duration::from_secs(60);
 const NAME_NODE_PORT: u16 = 8020;
 
 /// Set-up of an HDFS.
@@ -119,12 +121,7 @@ impl<'a> Hdfs<'a> {
             _ => "datanode.DataNode",
         };
         let words = self.words(&format!("org.apache.hadoop.hdfs.server.{class}"), arguments);
-        let command: Vec<String> = words.iter().map(|w| format!("'{w}'")).collect();
-        let script = format!(
-            "setsid {} </dev/null >>/run/{short}.log 2>&1 & echo $! >/run/{short}.pid",
-            command.join(" ")
-        );
-        checked(guest, short, guest.exec(&["sh", "-ec", &script])?).map(drop)
+        root::start(guest, short, &words)
     }
 
     /// Ends both daemons, the DataNode first.
@@ -244,13 +241,8 @@ impl<'a> Hdfs<'a> {
         limit: Duration,
     ) -> Result<Output> {
         let words = self.words("org.apache.hadoop.fs.FsShell", arguments);
-        let words: Vec<String> = words.iter().map(|w| format!("'{w}'")).collect();
-        let script = format!("set -o pipefail; {} {into}", words.join(" "));
-        checked(
-            guest,
-            "hdfs dfs",
-            guest.exec_for(&["sh", "-ec", &script], "", limit)?,
-        )
+        let script = format!("set -o pipefail; {} {into}", root::quoted(&words));
+        root::sh(guest, "hdfs dfs", &script, "", limit)
     }
 
     fn words(&self, class: &str, arguments: &[&str]) -> Vec<String> {
@@ -309,10 +301,5 @@ fn mount(guest: &Guest, options: &Options) -> Result<()> {
         options.file_system.name(),
         options.mount,
     );
-    checked(
-        guest,
-        "mounting its disk",
-        guest.exec(&["sh", "-ec", &script])?,
-    )
-    .map(drop)
+    root::sh(guest, "mounting its disk", &script, "", MOUNT_TIMEOUT).map(drop)
 }

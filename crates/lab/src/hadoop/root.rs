@@ -44,23 +44,44 @@ pub(super) fn make(hadoop: &Hadoop, guest: &Guest, hosts: &str) -> Result<()> {
             "mkdir -p .{folder}; mount -t hostfs -o ro,{folder} none .{folder}"
         );
     }
-    checked(
-        guest,
-        "making Java's root",
-        guest.exec_for(&["sh", "-ec", &script], hosts, SETUP_TIMEOUT)?,
-    )
-    .map(drop)
+    sh(guest, "making Java's root", &script, hosts, SETUP_TIMEOUT).map(drop)
 }
 
 /// Writes a small file; `path` is relative to the new root.
 pub(super) fn write(guest: &Guest, path: &str, text: &str) -> Result<()> {
     let script = format!("mkdir -p {ROOT}$(dirname {path}); cat > {ROOT}{path}");
+    sh(guest, path, &script, text, SETUP_TIMEOUT).map(drop)
+}
+
+/// Starts a program in the background. Its output goes to `/run/NAME.log`, its pid to
+/// `/run/NAME.pid`.
+pub(super) fn start(guest: &Guest, name: &str, words: &[String]) -> Result<()> {
+    let script = format!(
+        "setsid {} </dev/null >>/run/{name}.log 2>&1 & echo $! >/run/{name}.pid",
+        quoted(words)
+    );
+    sh(guest, name, &script, "", SETUP_TIMEOUT).map(drop)
+}
+
+/// Words in single quotes, for a shell.
+pub(super) fn quoted(words: &[String]) -> String {
+    let words: Vec<String> = words.iter().map(|w| format!("'{w}'")).collect();
+    words.join(" ")
+}
+
+/// Runs a shell script that must succeed; `what` names it in the error.
+pub(super) fn sh(
+    guest: &Guest,
+    what: &str,
+    script: &str,
+    stdin: &str,
+    limit: Duration,
+) -> Result<Output> {
     checked(
         guest,
-        path,
-        guest.exec_for(&["sh", "-ec", &script], text, SETUP_TIMEOUT)?,
+        what,
+        guest.exec_for(&["sh", "-ec", script], stdin, limit)?,
     )
-    .map(drop)
 }
 
 /// Returns the output of a program that must succeed.

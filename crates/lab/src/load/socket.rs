@@ -16,40 +16,28 @@ pub(super) fn now_us() -> f64 {
 
 /// Turns on the kernel's receive time stamps.
 pub(super) fn stamp_arrivals(socket: &impl AsFd) -> io::Result<()> {
-    let on: libc::c_int = 1;
-    // SAFETY: the option's value is an int of the given length.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_TIMESTAMPNS,
-            std::ptr::from_ref(&on).cast(),
-            size_of_val(&on) as libc::socklen_t,
-        )
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    set_option(socket, libc::SO_TIMESTAMPNS, 1)
 }
 
 /// Limits a connection's rate in bytes per second; the kernel spaces its packets.
 pub(super) fn set_pace(socket: &impl AsFd, pace: u32) -> io::Result<()> {
-    // SAFETY: the option's value is a u32 of the given length.
+    set_option(socket, libc::SO_MAX_PACING_RATE, pace)
+}
+
+fn set_option(socket: &impl AsFd, option: libc::c_int, value: u32) -> io::Result<()> {
+    // SAFETY: both options that are set here take four bytes, the size of `value`.
     let result = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
             libc::SOL_SOCKET,
-            libc::SO_MAX_PACING_RATE,
-            std::ptr::from_ref(&pace).cast(),
-            size_of_val(&pace) as libc::socklen_t,
+            option,
+            std::ptr::from_ref(&value).cast(),
+            size_of_val(&value) as libc::socklen_t,
         )
     };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -138,8 +138,8 @@ fn run(command: &mut Command) -> Result<String> {
     let failed = |what: String| Error::io("run", &name)(std::io::Error::other(what));
     let output = command.output().map_err(Error::io("run", &name))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(failed(said));
+        let reason = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(failed(reason));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use viola_lanes::transfer::{Recovered, Transfer};
-use viola_lanes::{Attachment, Entry, Eswitch, Presence, Stage, StepTimes, VfDevice};
+use viola_lanes::{Entry, Eswitch, Presence, Stage, StepTimes, VfDevice};
 use viola_policy::lanes::{self as policy, Vf};
 
 use crate::lanes::manager::{FOREIGN, Manager};
@@ -71,7 +71,10 @@ impl Manager {
         let bridge = &self.pools[at].config.bridge;
         for nic in self.nics.iter().filter(|n| n.bridge == *bridge) {
             let mut how = nic.access.clone();
-            if matches!(how.presence(vf), Ok(Presence::Idle | Presence::InUse)) {
+            if matches!(
+                how.attachment().presence(vf),
+                Ok(Presence::Idle | Presence::InUse)
+            ) {
                 return Some(Entry {
                     pf: vf.pf.name.clone(),
                     vf: vf.index,
@@ -101,7 +104,7 @@ impl Manager {
             vf,
             id: &entry.guest,
             access: &entry.access,
-            attachment: &mut guest,
+            attachment: guest.attachment(),
             steps: StepTimes::default(),
         };
         let settled = switch.recover(&mut self.journal, entry, terms);

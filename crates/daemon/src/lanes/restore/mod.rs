@@ -42,7 +42,7 @@ pub fn take_back_one(journal: &mut Journal, entry: &Entry, links: &[Link]) -> St
         vf: &vf,
         id: &entry.guest,
         access: &entry.access,
-        attachment: &mut guest,
+        attachment: guest.attachment(),
         steps: StepTimes::default(),
     };
     let taken = switch.revoke(journal, entry.mac, VfSettings::default());
