@@ -9,7 +9,6 @@ use viola_policy::slices::{Class, DEFAULT_WEIGHT, MS, Nanos, US};
 use viola_policy::turbo::shares::{Demand, allocate};
 
 use crate::cpu::CpuLoad;
-use crate::net::Packet;
 use crate::random::Random;
 use crate::setup::{HostSetup, Policy, VmSetup};
 use crate::work::{Ping, figure};
@@ -211,8 +210,6 @@ impl Workload for Script {
         }
         world.set_timer(world.now + PERIOD, self.owner, step + 1);
     }
-
-    fn on_packet(&mut self, _world: &mut World, _vm: usize, _packet: Packet) {}
 
     fn figures(&self, _world: &World) -> Vec<(String, f64)> {
         Vec::new()

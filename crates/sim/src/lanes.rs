@@ -8,7 +8,6 @@ use viola_policy::lanes::{
 };
 use viola_policy::slices::{MS, Nanos};
 
-use crate::net::Packet;
 use crate::world::{Workload, World};
 
 pub mod compare;
@@ -244,8 +243,6 @@ impl Workload for LaneControl {
             }
         }
     }
-
-    fn on_packet(&mut self, _world: &mut World, _vm: usize, _packet: Packet) {}
 
     fn figures(&self, world: &World) -> Vec<(String, f64)> {
         let held = world.nics.iter().filter(|n| n.vf).count();

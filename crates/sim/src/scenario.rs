@@ -15,7 +15,7 @@ use viola_cli::toml_text::{explain, line_of};
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioError {
     /// The file cannot be read.
-    #[error("{file}: {source}")]
+    #[error("cannot read scenario {file}: {source}")]
     Read {
         /// The file.
         file: String,

@@ -5,7 +5,7 @@
 use viola_policy::slices::model::Round;
 use viola_policy::slices::{Class, MS, Nanos, US};
 use viola_sim::cpu::{CpuLoad, Level};
-use viola_sim::net::{NicCosts, Packet};
+use viola_sim::net::NicCosts;
 use viola_sim::sched::XenConfig;
 use viola_sim::setup::{HostSetup, Policy, VmSetup};
 use viola_sim::work::{GuestCosts, Ping, figure};
@@ -165,8 +165,6 @@ impl Workload for Poisson {
         self.next += 1;
     }
 
-    fn on_packet(&mut self, _: &mut World, _: usize, _: Packet) {}
-
     fn figures(&self, _: &World) -> Vec<(String, f64)> {
         vec![("wait".into(), self.waited / self.next as f64)]
     }
@@ -255,8 +253,6 @@ impl Workload for Chain {
             self.on_timer(world, 0);
         }
     }
-
-    fn on_packet(&mut self, _: &mut World, _: usize, _: Packet) {}
 
     fn figures(&self, _: &World) -> Vec<(String, f64)> {
         vec![("left".into(), self.left as f64)]

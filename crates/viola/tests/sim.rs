@@ -41,7 +41,7 @@ fn a_wrong_scenario_ends_with_2_and_one_sentence() {
         ),
         (
             "seconds = 1.0\n[host]\nscheduler = \"eevdf\"\n[host.lanes]\nvfs = 0\n[[vm]]\n",
-            ":5: vfs: 0 is not within",
+            ":5: vfs: 0 is out of range",
         ),
     ];
     for (contents, said) in cases {

@@ -55,7 +55,7 @@ pub enum Reason {
         /// That VM.
         to: u32,
     },
-    /// It has not been network-bound for the time of [`Config::release`].
+    /// It has not been network-bound for the time of [`super::Config::release`].
     Quiet,
     /// Its VM or its NIC is gone.
     Gone,
@@ -149,7 +149,7 @@ pub struct NicStatus {
     pub why: Reason,
 }
 
-/// Answer of [`VfScheduler::decide`].
+/// Answer of [`super::VfScheduler::decide`].
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Decision {
     /// The changes, in order.

@@ -140,7 +140,7 @@ fn checked<T: Copy + PartialOrd + std::fmt::Display>(
     } else {
         Err((
             value.span(),
-            format!("{key}: {v} is not within {least} and {most}"),
+            format!("{key}: {v} is out of range: write a value from {least} to {most}"),
         ))
     }
 }
@@ -148,7 +148,7 @@ fn checked<T: Copy + PartialOrd + std::fmt::Display>(
 pub(super) fn build(file: File) -> Result<Scenario, Fault> {
     let seconds = checked(&Some(file.seconds), "seconds", 1.0, (1e-6, 1e6))?;
     let mut host = host(&file.host)?;
-    let (mut names, mut asked) = (Vec::new(), Vec::new());
+    let (mut names, mut work_items) = (Vec::new(), Vec::new());
     for vm in &file.vm {
         let count = checked(&vm.get_ref().count, "count", 1, (1, 4096))?;
         for k in 0..count {
@@ -162,11 +162,11 @@ pub(super) fn build(file: File) -> Result<Scenario, Fault> {
             } else {
                 format!("{name}{}", if of.name.is_some() { k } else { index })
             });
-            asked.extend(of.work.iter().map(|one| (index, one)));
+            work_items.extend(of.work.iter().map(|one| (index, one)));
         }
     }
     let mut work = Vec::new();
-    for (index, one) in asked {
+    for (index, one) in work_items {
         let (kind, maker) = maker(one, index, &names, host.costs)?;
         work.push((index, kind, maker));
     }
@@ -175,7 +175,9 @@ pub(super) fn build(file: File) -> Result<Scenario, Fault> {
         let most = viola_policy::slices::MAX_VMS;
         if on > most {
             let span = file.vm.last().map_or(0..0, Spanned::span);
-            let what = format!("core: {on} VMs are on core {core}, and {most} may be");
+            let what = format!(
+                "core: {on} VMs are on core {core}, but a core takes {most}: move some to another core"
+            );
             return Err((span, what));
         }
     }
@@ -309,6 +311,14 @@ fn bounds(value: Option<[f64; 2]>) -> (Nanos, Nanos) {
     value.map_or((50 * US, 50 * US), |[a, b]| (ms(a), ms(b.max(a))))
 }
 
+/// A kind of work with the function that makes its workload.
+fn work<W: Workload + Send + 'static>(
+    kind: &'static str,
+    make: impl Fn() -> W + Send + Sync + 'static,
+) -> (&'static str, Maker) {
+    (kind, Box::new(move || Box::new(make())))
+}
+
 fn maker(
     of: &Spanned<Work>,
     vm: usize,
@@ -319,7 +329,10 @@ fn maker(
         if value > 0.0 && value.is_finite() {
             Ok(value)
         } else {
-            Err((of.span(), format!("{key}: {value} is not more than 0")))
+            Err((
+                of.span(),
+                format!("{key}: {value} is out of range: write a value above 0"),
+            ))
         }
     };
     let disk = |rate: f64, request: Option<u64>, depth: Option<u64>| Disk {
@@ -342,10 +355,9 @@ fn maker(
         } => {
             let bytes = (positive(kb as f64, "kb")? as u64) << 10;
             let (disk, connections) = (speed(mb_per_s)?, connections.unwrap_or(1));
-            let make = move || -> Box<dyn Workload + Send> {
-                Box::new(Files::new(vm, bytes, connections, disk, costs))
-            };
-            ("files", Box::new(make))
+            work("files", move || {
+                Files::new(vm, bytes, connections, disk, costs)
+            })
         }
         Work::Blocks {
             ref from,
@@ -353,15 +365,14 @@ fn maker(
             mb_per_s,
         } => {
             let Some(node) = names.iter().position(|n| n == from).filter(|&n| n != vm) else {
-                let what = format!("from: there is no other VM named {from}");
+                let what = format!(
+                    "from: there is no other VM named {from}: write the name of the DataNode VM"
+                );
                 return Err((of.span(), what));
             };
             let bytes = (positive(kb.unwrap_or(1024) as f64, "kb")? as u64) << 10;
             let disk = speed(mb_per_s)?;
-            let make = move || -> Box<dyn Workload + Send> {
-                Box::new(Blocks::new(vm, node, bytes, disk, costs))
-            };
-            ("blocks", Box::new(make))
+            work("blocks", move || Blocks::new(vm, node, bytes, disk, costs))
         }
         Work::Ping {
             pause_ms,
@@ -371,12 +382,11 @@ fn maker(
             let pause = ms(pause_ms.unwrap_or(10.0));
             let delay = ms(delay_ms.unwrap_or(0.05));
             let process = process_us.map(|us| ms(us / 1e3));
-            let make = move || -> Box<dyn Workload + Send> {
+            work("ping", move || {
                 let mut ping = Ping::new(vm, (pause / 2, pause + pause / 2), delay, costs);
                 ping.process = process;
-                Box::new(ping)
-            };
-            ("ping", Box::new(make))
+                ping
+            })
         }
         Work::Udp {
             mbit,
@@ -386,10 +396,7 @@ fn maker(
             let bytes = bytes.unwrap_or(1470);
             let every = (f64::from(bytes) * 8e3 / positive(mbit, "mbit")?) as Nanos;
             let buffer = buffer_kb.unwrap_or(208) << 10;
-            let make = move || -> Box<dyn Workload + Send> {
-                Box::new(Udp::new(vm, every, bytes, buffer, costs))
-            };
-            ("udp", Box::new(make))
+            work("udp", move || Udp::new(vm, every, bytes, buffer, costs))
         }
         Work::Tcp {
             buffer_kb,
@@ -407,9 +414,7 @@ fn maker(
                 let segments = positive(mb, "megabytes")? * 1e6 / f64::from(config.segment);
                 config.total = segments.ceil() as u64;
             }
-            let make =
-                move || -> Box<dyn Workload + Send> { Box::new(Tcp::new(vm, config, costs)) };
-            ("tcp", Box::new(make))
+            work("tcp", move || Tcp::new(vm, config, costs))
         }
         Work::Http {
             rate,
@@ -419,13 +424,12 @@ fn maker(
         } => {
             let rate = positive(rate, "rate")?;
             let delay = bounds(delay_ms);
-            let make = move || -> Box<dyn Workload + Send> {
+            work("http", move || {
                 let mut http = Http::new(vm, rate, delay, costs);
                 http.page = page.unwrap_or(http.page).max(1);
                 http.process = process_us.map_or(http.process, |us| ms(us / 1e3));
-                Box::new(http)
-            };
-            ("http", Box::new(make))
+                http
+            })
         }
         Work::Voice {
             down,
@@ -434,12 +438,11 @@ fn maker(
         } => {
             let side = if down { Direction::Down } else { Direction::Up };
             let delay = bounds(delay_ms);
-            let make = move || -> Box<dyn Workload + Send> {
+            work("voice", move || {
                 let mut media = MediaStream::voice(vm, side, delay, costs);
                 media.lines = lines.unwrap_or(1).max(1);
-                Box::new(media)
-            };
-            ("voice", Box::new(make))
+                media
+            })
         }
         Work::Write {
             mb_per_s,
@@ -449,10 +452,9 @@ fn maker(
         } => {
             let disk = disk(positive(mb_per_s, "mb_per_s")?, request_kb, depth);
             let total = megabytes.map_or(u64::MAX, |mb| (mb * 1e6) as u64);
-            let make = move || -> Box<dyn Workload + Send> {
-                Box::new(Write::new(vm, disk, total, 100 << 20, costs))
-            };
-            ("write", Box::new(make))
+            work("write", move || {
+                Write::new(vm, disk, total, 100 << 20, costs)
+            })
         }
         Work::Read {
             mb_per_s,
@@ -460,8 +462,7 @@ fn maker(
             depth,
         } => {
             let disk = disk(positive(mb_per_s, "mb_per_s")?, request_kb, depth);
-            let make = move || -> Box<dyn Workload + Send> { Box::new(Read::new(vm, disk, costs)) };
-            ("read", Box::new(make))
+            work("read", move || Read::new(vm, disk, costs))
         }
     })
 }

@@ -51,7 +51,7 @@ fn bad_input_is_named_in_one_sentence_with_file_line_and_key() {
         (
             "weight = 256",
             "weight = 0",
-            "x.toml:11: weight: 0 is not within",
+            "x.toml:11: weight: 0 is out of range",
         ),
         (
             "weight = 256",
@@ -66,7 +66,7 @@ fn bad_input_is_named_in_one_sentence_with_file_line_and_key() {
         (
             "seconds = 2.0",
             "seconds = -2.0",
-            "x.toml:2: seconds: -2 is not within",
+            "x.toml:2: seconds: -2 is out of range",
         ),
         (
             "scheduler = \"viola\"",
@@ -81,17 +81,17 @@ fn bad_input_is_named_in_one_sentence_with_file_line_and_key() {
         (
             "scheduler = \"viola\"",
             "scheduler = \"viola\"\n[host.lanes]\nvfs = 0",
-            "x.toml:7: vfs: 0 is not within 1",
+            "x.toml:7: vfs: 0 is out of range: write a value from 1",
         ),
         (
             "count = 3",
             "core = 1",
-            "x.toml:18: core: 1 is not within 0 and 0",
+            "x.toml:18: core: 1 is out of range: write a value from 0 to 0",
         ),
         (
             "count = 3",
             "count = 70",
-            "core: 71 VMs are on core 0, and 64 may be",
+            "core: 71 VMs are on core 0, but a core takes 64",
         ),
         (
             "kind = \"ping\"",
@@ -101,7 +101,7 @@ fn bad_input_is_named_in_one_sentence_with_file_line_and_key() {
         (
             "kind = \"ping\"",
             "kind = \"udp\"\nmbit = 0.0",
-            "mbit: 0 is not more than 0",
+            "mbit: 0 is out of range: write a value above 0",
         ),
         (
             "kind = \"ping\"",
@@ -111,7 +111,7 @@ fn bad_input_is_named_in_one_sentence_with_file_line_and_key() {
         (
             "kind = \"ping\"",
             "kind = \"files\"\nkb = 0",
-            "kb: 0 is not more than 0",
+            "kb: 0 is out of range: write a value above 0",
         ),
         ("[host]", "[hots]", "x.toml:"),
     ];
@@ -125,6 +125,6 @@ fn bad_input_is_named_in_one_sentence_with_file_line_and_key() {
             .err()
             .unwrap()
             .to_string()
-            .starts_with("/no/such/file.toml: ")
+            .starts_with("cannot read scenario /no/such/file.toml: ")
     );
 }

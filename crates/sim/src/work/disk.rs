@@ -5,7 +5,7 @@ use viola_policy::slices::Nanos;
 
 use super::GuestCosts;
 use crate::cpu::Level;
-use crate::net::{Packet, Server};
+use crate::net::Server;
 use crate::world::{Workload, World};
 
 /// A disk, and the costs of its use.
@@ -134,8 +134,6 @@ impl Workload for Write {
         }
         self.proceed(world);
     }
-
-    fn on_packet(&mut self, _world: &mut World, _vm: usize, _packet: Packet) {}
 
     fn figures(&self, world: &World) -> Vec<(String, f64)> {
         let end = self.finished.unwrap_or(world.now).max(1) as f64 / 1e9;

@@ -245,13 +245,12 @@ impl Workload for MediaStream {
         }
     }
 
-    fn figures(&self, world: &World) -> Vec<(String, f64)> {
+    fn figures(&self, _world: &World) -> Vec<(String, f64)> {
         let lines = self.jitter.len().max(1) as f64;
         let jitter = self.jitter.iter().map(Jitter::mean_ms).sum::<f64>() / lines;
         // Packets in flight are not lost: at most what was sent during the longest transit.
         let under_way = self.lines as f64 * self.transit.quantile_ms(1.0) * 1e6 / self.every as f64;
         let lost = (self.sent as f64 - self.arrived as f64 - under_way).max(0.0);
-        let _ = world;
         vec![
             ("came".into(), self.arrived as f64),
             ("jitter ms".into(), jitter),
