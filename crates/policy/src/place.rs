@@ -444,15 +444,15 @@ impl<'a> Draft<'a> {
     fn reason(&self, i: usize, from: Cost, to: Cost) -> Reason {
         let load = from.load - to.load;
         let rest = [from.ls - to.ls, from.own - to.own, from.remote - to.remote];
-        let most = rest.iter().copied().fold(load, f64::max);
-        if most == load {
+        let largest = rest.iter().copied().fold(load, f64::max);
+        if largest == load {
             Reason::Balance {
                 from: from.load / self.size[i],
                 to: to.load / self.size[i],
             }
-        } else if most == rest[1] {
+        } else if largest == rest[1] {
             Reason::ApartFromOwn
-        } else if most == rest[0] {
+        } else if largest == rest[0] {
             Reason::ApartFromLs
         } else {
             Reason::LocalMemory {

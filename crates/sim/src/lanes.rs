@@ -212,9 +212,9 @@ impl LaneControl {
 impl Workload for LaneControl {
     fn start(&mut self, world: &mut World, owner: usize) {
         self.owner = owner;
-        let most = self.setup.samples;
+        let max_samples = self.setup.samples;
         self.seen.resize_with(world.vms.len(), || VmSample {
-            samples: Samples::new(most),
+            samples: Samples::new(max_samples),
             packets: 0,
             ran: 0,
             waited: 0,

@@ -23,7 +23,7 @@ pub struct Packet {
 pub struct Server {
     free_at: Nanos,
     /// Maximum backlog, ns; a packet that finds a longer one is dropped.
-    most: Nanos,
+    max_backlog: Nanos,
     /// Time it was busy, ns.
     pub busy: Nanos,
     /// Packets dropped.
@@ -31,11 +31,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// An empty queue with a maximum backlog of `most` ns.
-    pub fn new(most: Nanos) -> Self {
+    /// An empty queue with a maximum backlog of `max_backlog` ns.
+    pub fn new(max_backlog: Nanos) -> Self {
         Self {
             free_at: 0,
-            most,
+            max_backlog,
             busy: 0,
             dropped: 0,
         }
@@ -49,7 +49,7 @@ impl Server {
     /// Queues a packet at `at` that takes `cost` ns. Returns when it is served, or `None` if it is dropped. Calls must
     /// be in order of time.
     pub fn serve(&mut self, at: Nanos, cost: Nanos) -> Option<Nanos> {
-        if self.free_at.saturating_sub(at) > self.most {
+        if self.free_at.saturating_sub(at) > self.max_backlog {
             self.dropped += 1;
             return None;
         }

@@ -114,12 +114,12 @@ impl Row {
             // There is no ratio to 0 %: less than half a percent agrees.
             Claim::Value(0.0) => self.ours.abs() < 0.5,
             Claim::Value(_) | Claim::Within(..) => {
-                let most = if self.paper == LAB {
+                let tolerance = if self.paper == LAB {
                     LAB_TOLERANCE
                 } else {
                     TOLERANCE
                 };
-                self.ratio().is_some_and(|r| (r - 1.0).abs() <= most)
+                self.ratio().is_some_and(|r| (r - 1.0).abs() <= tolerance)
             }
         };
         match (agrees, self.why) {

@@ -30,11 +30,11 @@ impl Random {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Uniform in `least ..= most`; `least` if that range is empty.
-    pub fn within(&mut self, least: Nanos, most: Nanos) -> Nanos {
-        match most.checked_sub(least) {
-            None | Some(0) => least,
-            Some(span) => least + self.next() % (span + 1),
+    /// Uniform in `min ..= max`; `min` if that range is empty.
+    pub fn within(&mut self, min: Nanos, max: Nanos) -> Nanos {
+        match max.checked_sub(min) {
+            None | Some(0) => min,
+            Some(span) => min + self.next() % (span + 1),
         }
     }
 

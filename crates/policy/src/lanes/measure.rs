@@ -51,19 +51,19 @@ impl Traffic {
 /// The latest samples of a NIC's packets, sent and received (section 3.5).
 #[derive(Debug, Clone)]
 pub struct Samples {
-    most: usize,
+    max_samples: usize,
     packets: VecDeque<u64>,
     busy: usize,
     sum: u128,
 }
 
 impl Samples {
-    /// Keeps the latest `most` samples, at least 1.
-    pub fn new(most: usize) -> Self {
-        let most = most.max(1);
+    /// Keeps the latest `max_samples` samples, at least 1.
+    pub fn new(max_samples: usize) -> Self {
+        let max_samples = max_samples.max(1);
         Self {
-            most,
-            packets: VecDeque::with_capacity(most),
+            max_samples,
+            packets: VecDeque::with_capacity(max_samples),
             busy: 0,
             sum: 0,
         }
@@ -71,7 +71,7 @@ impl Samples {
 
     /// Adds the number of packets of one more sample.
     pub fn push(&mut self, packets: u64) {
-        if self.packets.len() == self.most
+        if self.packets.len() == self.max_samples
             && let Some(old) = self.packets.pop_front()
         {
             self.busy -= usize::from(old > 0);

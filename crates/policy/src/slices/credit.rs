@@ -108,18 +108,18 @@ impl Credit {
             .map(|vm| vm.weight)
             .sum();
         let ran = std::mem::take(&mut self.ran);
-        let most = self.slice as i64;
+        let max_credits = self.slice as i64;
         for vm in &mut self.vms {
             if vm.active {
                 let earned = i128::from(ran) * i128::from(vm.weight) / i128::from(weight);
-                vm.credits = (vm.credits + earned as i64).max(-most);
+                vm.credits = (vm.credits + earned as i64).max(-max_credits);
                 vm.active = vm.ready;
-                if !vm.ready && vm.credits > most {
+                if !vm.ready && vm.credits > max_credits {
                     vm.credits = 0;
                 }
             }
             // Timers are late by up to a hundredth of a slice: that is no debt.
-            vm.over = vm.credits < -most / 100;
+            vm.over = vm.credits < -max_credits / 100;
             if vm.over && !vm.ready {
                 vm.boosted = false;
             }

@@ -236,13 +236,13 @@ impl Interleaved {
             .charge(ran.iter().map(|i| (i, activity[i].used)));
         for i in ran.iter() {
             let vm = &self.vms[i];
-            let mut least = self.min_lag(i);
+            let mut min_lag = self.min_lag(i);
             // An LSVM in the background ran only because no other VM wanted the core. It owes at most a microslice for
             // that; otherwise it would wait for long when the others wake.
             if self.ranks[i] == Rank::Background && self.ls.contains(i) {
-                least = least.max(self.ledger.lag_after(i, vm.micro).min(vm.lag_before));
+                min_lag = min_lag.max(self.ledger.lag_after(i, vm.micro).min(vm.lag_before));
             }
-            self.ledger.limit_debt(i, least);
+            self.ledger.limit_debt(i, min_lag);
         }
     }
 
@@ -263,14 +263,14 @@ impl Interleaved {
             // Over its cap an LSVM pays off its debt but earns no credit; otherwise it would run a whole quota at once.
             // A batch VM earns the slice that the cap cut short.
             let capped = self.capped.contains(i);
-            let most = match (capped, self.ls.contains(i)) {
+            let max_lag = match (capped, self.ls.contains(i)) {
                 (false, _) => vm.credit,
                 (true, true) => 0,
                 (true, false) => self.slice(),
             };
-            let full = self.ledger.lag(i) >= most;
+            let full = self.ledger.lag(i) >= max_lag;
             if full {
-                self.ledger.limit_credit(i, most);
+                self.ledger.limit_credit(i, max_lag);
             }
             // What LSVMs run while no batch VM wants the core is not owed to sleeping VMs.
             self.ledger

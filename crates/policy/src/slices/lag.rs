@@ -122,19 +122,19 @@ impl Ledger {
         self.members.set(i, member);
     }
 
-    /// Limits a VM's lag to `most` ns; the other members get the difference.
-    pub(crate) fn limit_credit(&mut self, i: usize, most: i64) {
-        let most = lag_of(most);
-        if self.entries[i].lag > most {
-            self.set_lag(i, most);
+    /// Limits a VM's lag to `max` ns; the other members get the difference.
+    pub(crate) fn limit_credit(&mut self, i: usize, max: i64) {
+        let max = lag_of(max);
+        if self.entries[i].lag > max {
+            self.set_lag(i, max);
         }
     }
 
-    /// Raises a VM's lag to `least` ns (negative); the other members pay the difference.
-    pub(crate) fn limit_debt(&mut self, i: usize, least: i64) {
-        let least = lag_of(least);
-        if self.entries[i].lag < least {
-            self.set_lag(i, least);
+    /// Raises a VM's lag to `min` ns (negative); the other members pay the difference.
+    pub(crate) fn limit_debt(&mut self, i: usize, min: i64) {
+        let min = lag_of(min);
+        if self.entries[i].lag < min {
+            self.set_lag(i, min);
         }
     }
 

@@ -404,16 +404,16 @@ impl<M: CoreScheduler> Core<M> {
     }
 
     /// Uniform within the bounds (SplitMix64).
-    fn random(&mut self, (least, most): (Nanos, Nanos)) -> Nanos {
-        if most <= least {
-            return least;
+    fn random(&mut self, (min, max): (Nanos, Nanos)) -> Nanos {
+        if max <= min {
+            return min;
         }
         self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.seed;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^= z >> 31;
-        least + z % (most - least + 1)
+        min + z % (max - min + 1)
     }
 }
 

@@ -255,8 +255,8 @@ impl FairQueue {
             let credits = (self.queue_config.credit * vms.len() as u64) as i64;
             for (k, vm) in vms.iter().enumerate() {
                 if used_by(activity, vm) > 0 {
-                    let most = 2 * vm.slice + self.queue_config.max_debt as i64 + credits;
-                    self.ledger.limit_debt(k, -most);
+                    let max_debt = 2 * vm.slice + self.queue_config.max_debt as i64 + credits;
+                    self.ledger.limit_debt(k, -max_debt);
                 }
             }
         }
@@ -290,14 +290,14 @@ impl FairQueue {
             // which get what it cannot use, would go before it when it may run again, and it would stay below its cap.
             // A sleeping VM earns its credit, but only while another VM wants to run.
             let capped = vm.cap.is_capped();
-            let most = match (capped, self.queue_config.save_quota) {
+            let max_lag = match (capped, self.queue_config.save_quota) {
                 (false, _) => credit,
                 (true, false) => vm.slice,
                 (true, true) => vm.slice.max(vm.cap.quota()),
             };
-            let full = self.ledger.lag(k) >= most;
+            let full = self.ledger.lag(k) >= max_lag;
             if full {
-                self.ledger.limit_credit(k, most);
+                self.ledger.limit_credit(k, max_lag);
             }
             self.ledger
                 .set_member(k, !full && (self.contenders > 0 || capped));

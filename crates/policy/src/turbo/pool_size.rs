@@ -56,7 +56,7 @@ pub enum Reason {
     /// There are as many as the limit and the number of cores allow.
     NoMore {
         /// Maximum number.
-        most: u32,
+        max: u32,
     },
     /// They suffice.
     Enough {
@@ -100,8 +100,8 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Reason::NoUse => f.write_str("no VM needs a turbo core"),
-            Reason::NoMore { most: 0 } => f.write_str("there is no core to spare for turbo"),
-            Reason::NoMore { most } => write!(f, "{most} is the maximum"),
+            Reason::NoMore { max: 0 } => f.write_str("there is no core to spare for turbo"),
+            Reason::NoMore { max } => write!(f, "{max} is the maximum"),
             Reason::Enough { run } => write!(f, "a load of {run:.2} cores"),
             Reason::First { vms } => write!(
                 f,
@@ -166,12 +166,12 @@ impl PoolSizer {
     /// Takes a window that ended at `now` (ns, never goes back).
     pub fn observe(&mut self, now: Nanos, load: &Load) -> Verdict {
         let was = self.cores.value();
-        let most = load.cores.saturating_sub(1).min(self.limits.max_cores);
-        let (to, why) = self.wanted(was, most, load);
-        let why = if was > most {
+        let max = load.cores.saturating_sub(1).min(self.limits.max_cores);
+        let (to, why) = self.wanted(was, max, load);
+        let why = if was > max {
             // A core went offline: one must stay regular.
-            self.cores.set(now, most);
-            Reason::NoMore { most }
+            self.cores.set(now, max);
+            Reason::NoMore { max }
         } else {
             let Limits { windows, hold, .. } = self.limits;
             let (needed, hold) = match (was, to) {
@@ -199,14 +199,14 @@ impl PoolSizer {
     }
 
     /// The number that the window asks for, and why.
-    fn wanted(&self, was: u32, most: u32, load: &Load) -> (u32, Reason) {
+    fn wanted(&self, was: u32, max: u32, load: &Load) -> (u32, Reason) {
         let Load { vms, .. } = *load;
         let run = load.run.max(0.0);
         if vms == 0 {
             return (0, Reason::NoUse);
         }
-        if most == 0 {
-            return (0, Reason::NoMore { most });
+        if max == 0 {
+            return (0, Reason::NoMore { max });
         }
         // More turbo cores than turbo vCPUs are of no use.
         let needed = |load: f64| {
@@ -216,11 +216,11 @@ impl PoolSizer {
         };
         let (more, fewer) = (needed(self.limits.load.0), needed(self.limits.load.1));
         if was == 0 {
-            (more.min(most), Reason::First { vms })
-        } else if more > was && was == most {
-            (most, Reason::NoMore { most })
+            (more.min(max), Reason::First { vms })
+        } else if more > was && was == max {
+            (max, Reason::NoMore { max })
         } else if more > was {
-            (more.min(most), Reason::Crowded { run })
+            (more.min(max), Reason::Crowded { run })
         } else if fewer < was {
             (fewer, Reason::Spare { run })
         } else {
@@ -285,7 +285,7 @@ mod tests {
         for _ in 0..200 {
             at += 100 * MS;
             let v = c.observe(at, &load(2, 1.0));
-            assert_eq!((v.cores, v.why), (1, Reason::NoMore { most: 1 }));
+            assert_eq!((v.cores, v.why), (1, Reason::NoMore { max: 1 }));
         }
         // The second core is taken offline.
         let v = c.observe(at + 1, &load(1, 1.0));

@@ -129,18 +129,18 @@ fn checked<T: Copy + PartialOrd + std::fmt::Display>(
     value: &Option<Spanned<T>>,
     key: &str,
     default: T,
-    (least, most): (T, T),
+    (min, max): (T, T),
 ) -> Result<T, Fault> {
     let Some(value) = value else {
         return Ok(default);
     };
     let v = *value.get_ref();
-    if v >= least && v <= most {
+    if v >= min && v <= max {
         Ok(v)
     } else {
         Err((
             value.span(),
-            format!("{key}: {v} is out of range: write a value from {least} to {most}"),
+            format!("{key}: {v} is out of range: write a value from {min} to {max}"),
         ))
     }
 }
@@ -172,11 +172,11 @@ pub(super) fn build(file: File) -> Result<Scenario, Fault> {
     }
     for core in 0..host.cores {
         let on = host.vms.iter().filter(|vm| vm.core == core).count();
-        let most = viola_policy::slices::MAX_VMS;
-        if on > most {
+        let max = viola_policy::slices::MAX_VMS;
+        if on > max {
             let span = file.vm.last().map_or(0..0, Spanned::span);
             let what = format!(
-                "core: {on} VMs are on core {core}, but a core takes {most}: move some to another core"
+                "core: {on} VMs are on core {core}, but a core takes {max}: move some to another core"
             );
             return Err((span, what));
         }

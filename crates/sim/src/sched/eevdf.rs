@@ -163,8 +163,8 @@ impl Scheduler for Eevdf {
             if self.tasks[i].queued && (!view.runnable || view.blocked) {
                 let mean = self.mean();
                 let task = &mut self.tasks[i];
-                let most = (self.config.slice.max(tick) + tick) as f64 * 1024.0 / task.weight;
-                task.lag = (mean - task.vruntime).clamp(-most, most);
+                let max_lag = (self.config.slice.max(tick) + tick) as f64 * 1024.0 / task.weight;
+                task.lag = (mean - task.vruntime).clamp(-max_lag, max_lag);
                 task.queued = false;
                 if self.current == Some(i) {
                     self.current = None;

@@ -80,10 +80,10 @@ struct Sender {
 }
 
 impl Sender {
-    fn rto(&self, least: Nanos) -> Nanos {
+    fn rto(&self, min_rto: Nanos) -> Nanos {
         let base = match self.srtt {
             None => 1_000 * MS,
-            Some((srtt, var)) => (srtt + (4.0 * var).max(least as f64)) as Nanos,
+            Some((srtt, var)) => (srtt + (4.0 * var).max(min_rto as f64)) as Nanos,
         };
         (base << self.backoff.min(6)).min(120_000 * MS)
     }
@@ -370,8 +370,8 @@ impl Tcp {
     fn start_read(&mut self, world: &mut World, woken: bool) {
         let r = &mut self.receiver;
         if r.reading == 0 && r.queued > 0 {
-            let most = (self.config.recv / u64::from(self.config.segment)).max(1);
-            r.reading = r.queued.min(most);
+            let max_segments = (self.config.recv / u64::from(self.config.segment)).max(1);
+            r.reading = r.queued.min(max_segments);
             let bytes = r.reading * u64::from(self.config.segment);
             let wake = if woken { self.costs.wake } else { 0 };
             let cost = wake + self.costs.call_cost(bytes);
