@@ -14,7 +14,6 @@
 //!
 //! [`blocks`] has the block ledger, [`agent`] the main loop, [`status`] the socket that `viola-agent status` asks.
 //!
-//!
 //! # Which changes the agent notices
 //!
 //! - Files created, renamed, deleted, or closed after writing: by fanotify, over the whole file system. After an

@@ -90,8 +90,7 @@ pub struct VolumeReport {
 /// Time limit for a client's line and for the agent's answer.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Serves the socket at `path`. Returns the queue of requests and an eventfd that is readable when the queue has
-/// some.
+/// Serves the socket at `path`. Returns the queue of its requests.
 ///
 /// # Errors
 /// When another agent answers at the socket, or the kernel's.

@@ -2,10 +2,10 @@
 //! The life of one block, as a pure state machine: no clock, no file.
 //!
 //! ```text
-//! Waiting -> Linking -> Settling -> Mapping -> Ready -> Naming -> Named
-//!    ^                     ^                                       |
-//!    |                     +--------- (again) ----- Withdrawing <--+
-//!    +----- (fresh) ----- Unlinking <--------------------+
+//! Waiting -> Linking -> Settling -> Mapping -> Ready -> Named
+//!    ^                     ^                              |
+//!    |                     +---- (remap) -- Withdrawing <-+
+//!    +---- (relink) ---- Unlinking <------------+
 //! ```
 //!
 //! A block may have links from `Linking` on, until `Unlinking` is done. The host may read it by a lease in `Named`

@@ -137,7 +137,7 @@ impl Ledger {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// A finished block was found in its place by an event.
+    /// A finished block was found by an event.
     pub fn appeared(&mut self, now: Millis, location: Location) -> EntryId {
         let times = self.times;
         if let Some(id) = self.find(&location) {
@@ -147,7 +147,7 @@ impl Ledger {
         self.add(now, location)
     }
 
-    /// A finished block was found in its place by a scan: news only if it is not known.
+    /// A finished block was found by a scan; a known block is not touched.
     pub fn scanned(&mut self, now: Millis, location: Location) -> Option<EntryId> {
         match self.find(&location) {
             Some(_) => None,

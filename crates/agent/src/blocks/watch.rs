@@ -59,7 +59,7 @@ pub struct DirEntry {
     pub fsid: [u8; 8],
     /// The name; empty when the kernel gives none.
     pub name: String,
-    /// `struct file_handle` of the folder.
+    /// `struct file_handle` of the directory.
     handle: Vec<u8>,
 }
 
@@ -156,7 +156,7 @@ impl AsFd for Watch {
 }
 
 impl DirEntry {
-    /// Path of the folder now, by any folder of the same file system.
+    /// Present path of the directory; `mount` is any open directory of the same file system.
     pub fn directory(&self, mount: BorrowedFd<'_>) -> Result<PathBuf> {
         let flags = libc::O_PATH | libc::O_CLOEXEC | libc::O_DIRECTORY;
         // the kernel wants the handle aligned

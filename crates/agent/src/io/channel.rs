@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The byte stream to the host.
+//! The byte stream to the host: a serial line, a virtio-serial port, vsock or a unix socket.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -11,16 +11,16 @@ use rustix::fs::{Mode, OFlags};
 use rustix::termios::{OptionalActions, isatty, tcgetattr, tcsetattr};
 use viola_proto::agent::SERIAL_LINE_BYTES;
 
-/// Where the host is.
+/// Address of the host's end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     /// A serial line or a virtio-serial port.
     Device(PathBuf),
     /// A port of the host or of another context.
     Vsock {
-        /// Context; the host is 2.
+        /// Context id; the host is 2.
         cid: u32,
-        /// Port.
+        /// Port number.
         port: u32,
     },
     /// A unix socket.
@@ -28,10 +28,10 @@ pub enum Address {
 }
 
 impl Address {
-    /// Reads `/dev/...`, `vsock:CID:PORT` or `unix:PATH`.
+    /// Parses `/dev/...`, `vsock:CID:PORT` or `unix:PATH`.
     ///
     /// # Errors
-    /// A sentence.
+    /// One sentence that names the three forms.
     pub fn parse(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!(
@@ -70,7 +70,7 @@ impl std::fmt::Display for Address {
     }
 }
 
-/// An open stream; never blocks.
+/// An open stream. Reads and writes never block.
 #[derive(Debug)]
 pub struct Channel {
     stream: File,
@@ -78,7 +78,10 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Opens it. The connection may be made without anybody at the other end.
+    /// Opens the stream. A port opens although the host has not opened its end.
+    ///
+    /// # Errors
+    /// The kernel's error.
     pub fn open(address: &Address) -> std::io::Result<Self> {
         let mut is_line = false;
         let fd: OwnedFd = match address {
@@ -106,7 +109,7 @@ impl Channel {
         })
     }
 
-    /// Bytes that the host may send before they are read; 0 for any number.
+    /// How many bytes the host may send before the agent reads them; 0: no limit.
     pub fn window(&self) -> u32 {
         if self.is_line { SERIAL_LINE_BYTES } else { 0 }
     }
@@ -120,7 +123,7 @@ impl Read for Channel {
 
 impl Write for Channel {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        // a serial line takes what fits into its buffer, and nothing of more than that
+        // a serial line with a full buffer accepts 0 bytes
         match self.stream.write(bytes) {
             Ok(0) if !bytes.is_empty() => Err(ErrorKind::WouldBlock.into()),
             other => other,
@@ -138,7 +141,7 @@ impl AsFd for Channel {
     }
 }
 
-/// Connects without waiting: a host that is not there answers at once, or the first write fails.
+/// Connects without blocking: a missing host is reported at once, or by the first write.
 fn vsock(cid: u32, port: u32) -> std::io::Result<OwnedFd> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: plain system call; the result is checked.
@@ -188,7 +191,7 @@ mod tests {
 
     #[test]
     fn only_a_serial_line_has_a_window() {
-        // a terminal of the other side of a pseudoterminal stands for a line
+        // the terminal of a pseudoterminal stands for a serial line
         let open = rustix::pty::openpt(rustix::pty::OpenptFlags::RDWR).unwrap();
         rustix::pty::grantpt(&open).unwrap();
         rustix::pty::unlockpt(&open).unwrap();

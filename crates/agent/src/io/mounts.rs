@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which mount holds a folder, and whether it is still what it was.
+//! Parses the mount table and finds the mount that holds a path.
 
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
@@ -7,19 +7,19 @@ use std::path::{Path, PathBuf};
 /// A line of `/proc/self/mountinfo`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// The kernel's number of the mount: another one after every mount.
+    /// Mount id, which is new after every mount.
     pub id: u64,
     /// Major and minor number of its device.
     pub device: String,
-    /// Where it is.
+    /// Mount point.
     pub point: PathBuf,
-    /// Its file system: `ext4`, `xfs`.
+    /// File system type: `ext4`, `xfs`.
     pub kind: String,
     /// Options of the mount and of its file system.
     pub options: String,
 }
 
-/// Reads a mountinfo file; lines that make no sense are left out.
+/// Parses a mountinfo file and skips invalid lines.
 pub fn parse(text: &str) -> Vec<Mount> {
     text.lines().filter_map(line).collect()
 }
@@ -43,7 +43,7 @@ fn line(text: &str) -> Option<Mount> {
     })
 }
 
-/// Spaces and the like are written as `\040`.
+/// Decodes octal escapes: a space is written as `\040`.
 fn unescape(text: &str) -> PathBuf {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
@@ -68,7 +68,7 @@ fn unescape(text: &str) -> PathBuf {
     std::ffi::OsString::from_vec(out).into()
 }
 
-/// The mount that holds a path: the longest mount point above it, and of equal ones the last.
+/// The mount that holds a path: the deepest mount point above it, and of equal ones the last.
 pub fn holding<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     mounts
         .iter()

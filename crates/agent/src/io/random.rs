@@ -9,7 +9,7 @@ use crate::clock::now;
 /// Fills `bytes` from the kernel's random number generator.
 ///
 /// # Errors
-/// The kernel's; every kernel with fanotify by name has getrandom(2).
+/// The kernel's error; every kernel with fanotify by name has getrandom(2).
 pub fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
     let mut have = 0;
     while have < bytes.len() {

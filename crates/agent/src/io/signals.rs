@@ -9,7 +9,7 @@ use rustix::fd::OwnedFd;
 /// readable when one of them arrives.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub fn termination_signals() -> std::io::Result<OwnedFd> {
     // SAFETY: sigemptyset initialises the set before use, and the results of the calls are checked.
     unsafe {

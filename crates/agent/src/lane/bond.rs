@@ -58,7 +58,7 @@ fn is_bond(link: &Link) -> bool {
 /// Finds the bond of the paravirtual NIC, or makes one.
 ///
 /// # Errors
-/// One sentence; then everything is as before.
+/// One sentence that names the failed step; everything is as before.
 pub fn find_or_make(settings: &Settings) -> Result<Pair, String> {
     let all = links().map_err(context("interfaces"))?;
     let nic = nic_of(settings, &all, Path::new("/sys"))?;
@@ -126,7 +126,7 @@ fn make(pair: &Pair, nic: &Link) -> Result<(), String> {
 /// Releases the VFs, and takes the bond apart if an agent made it.
 ///
 /// # Errors
-/// One sentence; the next call continues.
+/// One sentence that names the failed step; the next call continues.
 pub fn dismantle(pair: &Pair) -> Result<(), String> {
     let all = links().map_err(context("interfaces"))?;
     let Some(bond) = all.iter().find(|l| l.index == pair.bond) else {
@@ -163,7 +163,7 @@ pub fn release_vf(vf: u32) {
 /// Takes the bond of a killed agent apart. Returns a sentence if there was one.
 ///
 /// # Errors
-/// One sentence.
+/// One sentence that names the failed step.
 pub fn restore_leftover(settings: &Settings) -> Result<Option<String>, String> {
     let all = links().map_err(context("interfaces"))?;
     let made = |l: &&Link| is_bond(l) && l.alias.as_deref() == Some(BOND_ALIAS);

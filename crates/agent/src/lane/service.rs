@@ -206,7 +206,7 @@ impl LaneThread {
     }
 }
 
-/// Adds a VF to the bond, which accepts only an interface that is down and then takes it up.
+/// Adds a VF to the bond. The bond accepts only an interface that is down, and takes it up.
 fn add_port(pair: &Pair, vf: u32) -> io::Result<()> {
     set_up(vf, false)?;
     set_master(vf, Some(pair.bond))

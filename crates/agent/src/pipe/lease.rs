@@ -5,7 +5,7 @@
 //! `/proc/sys/fs/lease-break-time` (45 seconds), after which the kernel lets it proceed. A file that is open for
 //! writing gets no lease.
 //!
-//! The agent keeps the lease for [`IDLE_LEASE_TIMEOUT`] after a file's last pipe, so that a file that is sent often
+//! The agent keeps the lease for five seconds after a file's last pipe, so that a file that is sent often
 //! is mapped once. A writer then waits only for the main loop's next round.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -105,7 +105,7 @@ impl Leases {
     /// Starts without leases, and blocks SIGIO in the calling thread and in all that it starts later.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn new() -> io::Result<Self> {
         // SAFETY: the set is ours and made empty before use; the results are checked.
         let signals = unsafe {
@@ -345,7 +345,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         writer.join().unwrap().unwrap();
-        // and what is kept says nothing of a file that was changed
+        // the kept map is not used for a changed file
         assert!(leases.get(key).is_none());
         let key = hold(&mut leases, &program_file, 3).unwrap();
         leases.get(key).unwrap().map = Some(FileMap::default());

@@ -15,19 +15,6 @@
 //! | `engine` | joins all of them |
 //! | [`report`], `counters`, `reason` | what `viola-agent status` shows |
 //!
-//! | module | does |
-//! |---|---|
-//! | [`settings`] | `[pipe]` in the configuration |
-//! | [`programs`] | the socket at which programs ask |
-//! | [`lease`] | keeps a file as it is while the host reads it |
-//! | `sink` | makes a file ready to be written to by the host, and gives it back |
-//! | [`socket`] | a connection out of a program's socket and into it again |
-//! | `passing` | what a connection has received before the host has it |
-//! | [`hop`] | where the connection's packets go |
-//! | [`crate::pipe::life`] | the life of one pipe |
-//! | `map` | the thread that finds where files are |
-//! | `work` | joins them |
-//!
 //! The main loop runs the engine: it has the channel to the host, and a thread of its own would add a wake-up to each
 //! step that a program waits for. The engine never waits for a disk: other threads find extents and write, and send
 //! completions.

@@ -28,7 +28,7 @@ struct Hop {
     address: IpAddr,
 }
 
-/// A cache of next hops that is emptied every [`CACHE_TIMEOUT`].
+/// A cache of next hops that is emptied every `CACHE_TIMEOUT`.
 #[derive(Debug, Default)]
 pub struct NextHopCache {
     known: BTreeMap<(IpAddr, IpAddr), [u8; 6]>,
@@ -42,7 +42,7 @@ impl NextHopCache {
         self.now = now;
     }
 
-    /// As [`next_hop`], which is called at most once per [`CACHE_TIMEOUT`] for the same pair of addresses.
+    /// As [`next_hop`], which is called at most once per `CACHE_TIMEOUT` for the same pair of addresses.
     ///
     /// # Errors
     /// As [`next_hop`].

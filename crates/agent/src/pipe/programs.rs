@@ -54,7 +54,7 @@ impl Programs {
     /// Listens at `path`. Every user may connect; requests are accepted from `uids` only.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn listen(path: &Path, uids: BTreeSet<u32>) -> io::Result<Self> {
         if let Some(folder) = path.parent() {
             let mut builder = std::fs::DirBuilder::new();

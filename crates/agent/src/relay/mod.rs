@@ -10,12 +10,6 @@
 //! | `pump` | the thread that joins them |
 //! | [`report`] | what `viola-agent status` shows |
 //!
-//! | module | does |
-//! |---|---|
-//! | [`session`] | what is waited for, and whether the host is there |
-//! | [`mount`] | the kernel's end |
-//! | `pump` | the thread that joins them |
-//!
 //! A lost host never blocks a reader. Pending requests fail with EIO at once when the stream ends, within [five
 //! seconds](session) when the host is silent; new ones fail until it is back. The mount stays. A worker that knows
 //! the mount continues to serve its open files. A new worker knows none of the kernel's inode numbers and answers

@@ -118,7 +118,7 @@ impl Fuse {
     /// Reads the next request without blocking.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn read_request(&mut self) -> io::Result<FuseEvent<'_>> {
         loop {
             match self.device.read(&mut self.buffer) {

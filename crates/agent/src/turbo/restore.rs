@@ -50,7 +50,7 @@ pub fn restore(system: &dyn System, journal: &mut Journal) -> io::Result<Restore
         .cloned()
         .collect();
     let now = read_snapshot(system, !threads.is_empty());
-    // when a CPU comes or goes, the kernel sets masks by itself: those are not the choice of anyone
+    // when a CPU comes or goes, the kernel sets masks by itself: those are not somebody's setting
     let by_kernel = journal.contents.online != now.online.to_string();
     let mut steps: Vec<Step> = journal.contents.steps.iter().rev().cloned().collect();
     // while the partition exists, no thread can be moved back to its CPU

@@ -17,13 +17,13 @@ pub trait System: Send {
     /// Reads a small file.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     fn read(&self, path: &str) -> io::Result<String>;
 
     /// Writes to an existing file.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     fn write(&self, path: &str, text: &str) -> io::Result<()>;
 
     /// Names in a directory; none when it does not exist.
@@ -38,19 +38,19 @@ pub trait System: Send {
     /// Creates a directory.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     fn create_dir(&self, path: &str) -> io::Result<()>;
 
     /// Removes an empty directory.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     fn remove_dir(&self, path: &str) -> io::Result<()>;
 
     /// Sets a thread's affinity.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     fn set_affinity(&self, tid: i32, cpus: &Cpus) -> io::Result<()>;
 
     /// Sends a message to irqbalance and returns its answer.

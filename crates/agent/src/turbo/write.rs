@@ -12,7 +12,7 @@ use super::system::System;
 /// Sets `knob` to a value in the planner's form.
 ///
 /// # Errors
-/// The kernel's; [`ErrorKind::NotFound`] when the thing is gone.
+/// The kernel's error; [`ErrorKind::NotFound`] when the thing is gone.
 pub fn apply(system: &dyn System, knob: &Knob, value: &str) -> io::Result<()> {
     let cpus = || Cpus::parse_list(value).ok_or(io::Error::from(ErrorKind::InvalidInput));
     let queue =

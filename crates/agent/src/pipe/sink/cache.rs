@@ -42,7 +42,7 @@ impl Aligned {
 /// Drops the cached pages of `from..to`. Returns how many are left, because they are mapped or being written.
 ///
 /// # Errors
-/// The kernel's; ENOSYS before Linux 6.5.
+/// The kernel's error; ENOSYS before Linux 6.5.
 pub fn drop_cached(file: &File, from: u64, to: u64) -> io::Result<u64> {
     let (from, to) = (
         from / MAX_PAGE_BYTES * MAX_PAGE_BYTES,
@@ -83,7 +83,7 @@ fn cached(file: &File, from: u64, to: u64) -> io::Result<u64> {
 /// cannot be dropped, because they are mapped, are rewritten.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub fn refresh(file: &File, direct: &File, from: u64, to: u64) -> io::Result<()> {
     if drop_cached(file, from, to)? == 0 {
         return Ok(());

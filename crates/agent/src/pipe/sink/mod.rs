@@ -9,14 +9,6 @@
 //! | `cache` | the file's pages in the guest's page cache |
 //! | `prepared` | all steps in their order |
 //!
-//! | module | does |
-//! |---|---|
-//! | `fill` | written blocks for every byte |
-//! | `flag` | keeps everybody from moving or freeing them |
-//! | `note` | what must be undone after a kill, where the next run finds it |
-//! | `cache` | what the kernel has in memory of it |
-//! | `ready` | all of that in its request |
-//!
 //! These steps wait for disks, so each sink file has a thread of its own.
 
 mod cache;

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use super::immutable;
 use crate::io::AGENT_DIR;
 
-/// Name of the dir within the agent's.
+/// Name of the notes' directory within [`AGENT_DIR`].
 const NOTES_DIR: &str = "uploads";
 /// `MAX_HANDLE_SZ`
 const MAX_HANDLE_BYTES: usize = 128;

@@ -42,8 +42,8 @@ impl Planner<'_> {
             self.raise("net/core/rmem_default", &[0], bytes);
         }
         // tcp_rmem has the minimum, initial and maximum size, also for IPv6. A window grows from its initial
-        // size by what is read in a round trip, which is not more than the window when the sender waits for
-        // it: it stays small.
+        // size by what is read in a round trip. When the sender waits for the window, that is never more than
+        // the window: it does not grow, so `default_buffers` raises the initial size too.
         let first = if self.goal.default_buffers { 1 } else { 2 };
         self.raise("net/ipv4/tcp_rmem", &[first, 2], bytes);
     }
