@@ -10,10 +10,13 @@ pub mod control;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod hazard;
+mod images;
 pub mod journal;
+mod lock;
 pub mod lookup;
 pub mod pattern;
 pub mod peer;
+mod poll;
 pub mod reader;
 pub mod sandbox;
 mod shared_words;

@@ -5,10 +5,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use viola_extents::Extent;
-use viola_extents::host::{Format, Image, ImageError, Layer};
+use viola_extents::host::Image;
 use viola_proto::agent::{DiskName, FileMap, PROOF_BYTES};
 
-use crate::control::{self, ImageSpec};
+use crate::control::ImageSpec;
+use crate::images;
 
 /// An open disk image.
 #[derive(Debug)]
@@ -23,40 +24,13 @@ pub struct Disk {
 ///
 /// # Errors
 /// The path of the first image that cannot be opened, and the reason.
-pub fn open(specs: Vec<ImageSpec>, fds: Vec<OwnedFd>) -> Result<Vec<Disk>, (String, ImageError)> {
+pub fn open(specs: Vec<ImageSpec>, fds: Vec<OwnedFd>) -> Result<Vec<Disk>, String> {
     let mut fds = fds.into_iter();
-    let mut disks = Vec::with_capacity(specs.len());
-    for spec in specs {
-        let layers: Vec<Layer> = spec
-            .layers
-            .iter()
-            .zip(fds.by_ref())
-            .map(|(format, file)| Layer {
-                format: match format {
-                    control::Format::Raw => Format::Raw,
-                    control::Format::Qcow2 => Format::Qcow2,
-                },
-                file,
-            })
-            .collect();
-        let image = Image::open(layers).map_err(|e| (spec.path.clone(), e))?;
-        let image = Arc::new(image);
-        disks.push(Disk { spec, image });
-    }
-    Ok(disks)
-}
-
-/// Converts the agent's extents to the type that checks them.
-pub fn extents(map: &FileMap) -> Vec<Extent> {
-    map.extents
-        .iter()
-        .map(|e| Extent {
-            logical: e.logical,
-            physical: e.physical,
-            length: e.length,
-            zero: e.zero,
-        })
-        .collect()
+    let open = |spec: ImageSpec| {
+        let image = Arc::new(images::open(&spec, &mut fds)?);
+        Ok(Disk { spec, image })
+    };
+    specs.into_iter().map(open).collect()
 }
 
 /// Finds the disk on which a file with this content has these extents. The search begins with the disk that has the
@@ -73,7 +47,7 @@ pub fn find_proved_disk<'a>(
     if map.size != PROOF_BYTES as u64 || content.len() != PROOF_BYTES {
         return Err(format!("the proof file must have {PROOF_BYTES} bytes"));
     }
-    let extents = extents(map);
+    let extents = images::extents(map);
     if extents.iter().any(|e| e.zero) || extents.iter().map(|e| e.length).sum::<u64>() != map.size {
         return Err("the proof file must be written completely, without holes".into());
     }

@@ -35,7 +35,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use viola_proto::agent::ToAgent;
 use viola_vpipe::pipes::{PauseProbe, PipeResources, Pipes};
 
-use crate::control::{Inbox, Limits, Order, Received, Report, Role, VERSION};
+use crate::control::{Inbox, Limits, Order, Received, Report, Role};
 use crate::journal::{Journal, Level, LogSink};
 use crate::table::Table;
 use channel::{Channel, Incoming};
@@ -202,13 +202,7 @@ impl Worker {
         let mut fds = received.fds.into_iter();
         let done = match received.message {
             Order::Hello { .. } => {
-                return Report::Hello {
-                    version: VERSION,
-                    program: env!("CARGO_PKG_VERSION").into(),
-                    role: Role::Agent,
-                    vm: self.vm.clone(),
-                    pid: std::process::id(),
-                };
+                return Report::hello(Role::Agent, &self.vm);
             }
             Order::Stat => {
                 let mut stat = self.session.stat(now, &self.readers);
@@ -273,10 +267,7 @@ impl Worker {
                 self.vm
             )),
         };
-        match done {
-            Ok(()) => Report::Done,
-            Err(why) => Report::Failed { why },
-        }
+        done.into()
     }
 
     fn replace_images(
@@ -295,10 +286,10 @@ impl Worker {
                 self.session.replace_disks(now, disks, why, out);
                 Ok(())
             }
-            Err((path, e)) => {
+            Err(error) => {
                 // The old disks are no longer the VM's.
                 self.session.replace_disks(now, Vec::new(), why, out);
-                Err(format!("{path}: {e}"))
+                Err(error)
             }
         }
     }

@@ -11,10 +11,7 @@ mod stat;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use viola_extents::CheckedMap;
-use viola_proto::agent::{
-    self, BlockKey, FileMap, FromAgent, FsId, MAX_EXTENTS, MAX_LEASES, ToAgent,
-};
+use viola_proto::agent::{self, BlockKey, FromAgent, FsId, MAX_EXTENTS, MAX_LEASES, ToAgent};
 
 use viola_vpipe::pipes::Pipes;
 
@@ -22,6 +19,7 @@ use super::images::Disk;
 use super::named_blocks::{LeaseId, NamedBlocks};
 use super::token_bucket::TokenBucket;
 use crate::control::{AgentStat, Limits, Reasons};
+use crate::images::file_map;
 use crate::journal::{Journal, Level};
 use crate::lookup::Found;
 use crate::table::Table;
@@ -335,8 +333,8 @@ impl AgentSession {
         Some(Found {
             lease: block.lease,
             image: block.image,
-            data: wire(&block.data),
-            meta: wire(&block.meta),
+            data: file_map(&block.data),
+            meta: file_map(&block.meta),
         })
     }
 
@@ -438,22 +436,6 @@ fn confirm(leases: Vec<LeaseId>, out: &mut Vec<ToAgent>) {
         out.push(ToAgent::Withdrawn {
             leases: some.to_vec(),
         });
-    }
-}
-
-fn wire(map: &CheckedMap) -> FileMap {
-    FileMap {
-        size: map.len(),
-        extents: map
-            .extents()
-            .iter()
-            .map(|e| agent::Extent {
-                logical: e.logical,
-                physical: e.physical,
-                length: e.length,
-                zero: e.zero,
-            })
-            .collect(),
     }
 }
 

@@ -12,7 +12,9 @@ mod stream_state;
 
 pub use peer::{Grant, PeerCounts, PeerSpec, PeerStat, Secret, Source};
 pub use setup::{PipeSetup, WorkerSetup};
-pub use socket::{Control, ControlError, Inbox, MAX_DATAGRAM, MAX_FDS, Received, listen};
+pub use socket::{
+    Control, ControlError, Inbox, MAX_DATAGRAM, MAX_FDS, Received, listen, socket_pair,
+};
 pub use stream_state::StreamState;
 
 use std::collections::BTreeMap;
@@ -242,6 +244,28 @@ pub enum Report {
     Reader(ReaderStat),
     /// Statistics of a peer worker.
     Peer(PeerStat),
+}
+
+impl Report {
+    /// The introduction of this process.
+    pub(crate) fn hello(role: Role, vm: &str) -> Self {
+        Self::Hello {
+            version: VERSION,
+            program: env!("CARGO_PKG_VERSION").into(),
+            role,
+            vm: vm.into(),
+            pid: std::process::id(),
+        }
+    }
+}
+
+impl From<Result<(), String>> for Report {
+    fn from(done: Result<(), String>) -> Self {
+        match done {
+            Ok(()) => Self::Done,
+            Err(why) => Self::Failed { why },
+        }
+    }
 }
 
 /// Progress of the handshake with an agent.

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-    accept_with, bind, connect, recvmsg, sendmsg, socket_with,
+    accept_with, bind, connect, recvmsg, sendmsg, socket_with, socketpair,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -82,6 +82,20 @@ pub fn listen(path: &Path) -> io::Result<OwnedFd> {
     bound?;
     rustix::net::listen(&fd, MAX_CONNECTIONS as i32)?;
     Ok(fd)
+}
+
+/// Creates a pair of connected `SOCK_SEQPACKET` sockets.
+///
+/// # Errors
+/// Errors of the system call.
+pub fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC;
+    Ok(socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        flags,
+        None,
+    )?)
 }
 
 /// Either end of a control connection.

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -12,6 +12,8 @@ use viola_proto::agent::{BlockKey, MAX_EXTENTS};
 
 use super::datagrams::{MAX_ANSWER_BYTES, Reassembly, Received, send};
 use super::{Found, Question};
+
+use crate::lock::lock;
 
 /// An agent worker that missed a deadline is not asked again for this long: a dead one may delay each reading thread
 /// once, not every block.
@@ -54,7 +56,7 @@ impl Client {
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

@@ -4,11 +4,12 @@
 use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 use super::tls::{Fingerprint, Pins, parse_fingerprint};
 use super::wire::ErrorCode;
 use crate::control::{Grant, PeerCounts, PeerSpec};
+use crate::lock::{lock, read, write};
 use crate::pattern;
 
 /// Maximum number of other hosts.
@@ -53,7 +54,7 @@ impl Counts {
 
     /// Sets the reason why there is no connection; empty while there is one.
     pub(super) fn set_last_error(&self, why: String) {
-        *self.why.lock().unwrap_or_else(PoisonError::into_inner) = why;
+        *lock(&self.why) = why;
     }
 
     fn snapshot(&self) -> PeerCounts {
@@ -69,11 +70,7 @@ impl Counts {
             withdrawn: get(&self.withdrawn),
             io_errors: get(&self.io_errors),
             broken: get(&self.broken),
-            why: self
-                .why
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone(),
+            why: lock(&self.why).clone(),
         }
     }
 }
@@ -119,7 +116,7 @@ impl Host {
 
     /// Whether the host may read blocks of a pool of a DataNode VM for one of its readers.
     pub(super) fn may(&self, reader: &str, datanode: &str, pool: &str) -> bool {
-        let grants = self.grants.read().unwrap_or_else(PoisonError::into_inner);
+        let grants = read(&self.grants);
         !self.is_revoked()
             && grants.iter().any(|grant| {
                 grant.datanode == datanode
@@ -130,7 +127,7 @@ impl Host {
 
     /// The plain name of a DataNode VM that the host may read.
     pub(super) fn plain_name(&self, datanode: &str) -> String {
-        let grants = self.grants.read().unwrap_or_else(PoisonError::into_inner);
+        let grants = read(&self.grants);
         let grant = grants.iter().find(|grant| grant.datanode == datanode);
         grant.map(|grant| grant.name.clone()).unwrap_or_default()
     }
@@ -154,7 +151,7 @@ impl Hosts {
         if specs.len() > MAX_HOSTS {
             return Err(format!("more than {MAX_HOSTS} hosts"));
         }
-        let mut by_name = self.by_name.write().unwrap_or_else(PoisonError::into_inner);
+        let mut by_name = write(&self.by_name);
         let mut new: BTreeMap<String, Arc<Host>> = BTreeMap::new();
         let mut pins = HashSet::new();
         let mut kept = Vec::new();
@@ -181,9 +178,9 @@ impl Hosts {
             }
         }
         for (host, grants) in kept {
-            *host.grants.write().unwrap_or_else(PoisonError::into_inner) = grants;
+            *write(&host.grants) = grants;
         }
-        *self.pins.write().unwrap_or_else(PoisonError::into_inner) = pins;
+        *write(&self.pins) = pins;
         for (name, old) in by_name.iter() {
             if !new.get(name).is_some_and(|new| Arc::ptr_eq(new, old)) {
                 old.revoked.store(true, Ordering::SeqCst);
@@ -194,12 +191,12 @@ impl Hosts {
     }
 
     pub(super) fn get(&self, name: &str) -> Option<Arc<Host>> {
-        let by_name = self.by_name.read().unwrap_or_else(PoisonError::into_inner);
+        let by_name = read(&self.by_name);
         by_name.get(name).cloned()
     }
 
     pub(super) fn by_fingerprint(&self, fingerprint: Fingerprint) -> Option<Arc<Host>> {
-        let by_name = self.by_name.read().unwrap_or_else(PoisonError::into_inner);
+        let by_name = read(&self.by_name);
         let mut hosts = by_name.values();
         hosts
             .find(|host| host.fingerprints.contains(&fingerprint))
@@ -207,7 +204,7 @@ impl Hosts {
     }
 
     pub(super) fn snapshot(&self) -> BTreeMap<String, PeerCounts> {
-        let by_name = self.by_name.read().unwrap_or_else(PoisonError::into_inner);
+        let by_name = read(&self.by_name);
         by_name
             .iter()
             .map(|(name, host)| (name.clone(), host.counts.snapshot()))

@@ -2,13 +2,14 @@
 //! Answers requests of another host: in the connection's thread if that needs no waiting, else in the pool.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::event::{EventfdFlags, eventfd};
 use viola_proto::agent::BlockKey;
 
 use super::hosts::{Host, add};
 use super::wire::{ErrorCode, HEADER, Located, Message, data_header};
+use crate::lock::lock;
 use crate::reader::{BlockHandle, ReadError, Service};
 
 /// A request.
@@ -163,7 +164,7 @@ impl FinishedFrames {
     }
 
     fn add(&self, cost: usize, frame: Vec<u8>) {
-        let mut frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut frames = lock(&self.frames);
         frames.push((cost, frame));
         drop(frames);
         self.wake();
@@ -178,7 +179,7 @@ impl FinishedFrames {
     /// Takes all frames, each with the cost of its request.
     pub(super) fn take(&self) -> Vec<(usize, Vec<u8>)> {
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
-        std::mem::take(&mut *self.frames.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.frames))
     }
 }
 

@@ -5,7 +5,7 @@
 //! Sessions are not resumed, because a resumed session would skip the check of the certificate.
 
 use std::collections::HashSet;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, UnbufferedClientConnection};
@@ -19,6 +19,8 @@ use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error,
     PeerIncompatible, ServerConfig, SignatureScheme,
 };
+
+use crate::lock::read;
 
 /// What is wrong with a certificate or a key.
 #[derive(Debug, thiserror::Error)]
@@ -174,7 +176,7 @@ struct Pinned {
 
 impl Pinned {
     fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), Error> {
-        let pins = self.pins.read().unwrap_or_else(PoisonError::into_inner);
+        let pins = read(&self.pins);
         match pins.contains(&digest(certificate)) {
             true => Ok(()),
             false => Err(CertificateError::ApplicationVerificationFailure.into()),

@@ -13,9 +13,9 @@ use super::client::Client;
 use super::hosts::Hosts;
 use super::server::Server;
 use super::tls::Identity;
-use crate::control::{Inbox, Order, PeerStat, Report, Role, VERSION};
+use crate::control::{Inbox, Order, PeerStat, Report, Role};
 use crate::hazard::Cells;
-use crate::reader::{Service, end_on_panic, open_images};
+use crate::reader::{Service, change_datanodes, end_on_panic, two};
 
 /// What the daemon gives a peer worker at its start.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ pub fn run(params: Params, inbox: Inbox) -> io::Result<()> {
 
 pub(super) fn work(params: Params, mut inbox: Inbox) -> io::Result<()> {
     let mut worker = Worker::new(params)?;
-    inbox.serve(|order, fds| worker.obey(order, fds))
+    inbox.serve(|order, fds| worker.execute(order, fds))
 }
 
 struct Worker {
@@ -88,18 +88,11 @@ impl Worker {
         })
     }
 
-    fn obey(&mut self, order: Order, fds: Vec<OwnedFd>) -> Report {
+    fn execute(&mut self, order: Order, fds: Vec<OwnedFd>) -> Report {
         let mut fds = fds.into_iter();
-        let missing = || Err("the order lacks descriptors".to_owned());
         let done = match order {
             Order::Hello { .. } => {
-                return Report::Hello {
-                    version: VERSION,
-                    program: env!("CARGO_PKG_VERSION").into(),
-                    role: Role::Peer,
-                    vm: self.host.clone(),
-                    pid: std::process::id(),
-                };
+                return Report::hello(Role::Peer, &self.host);
             }
             Order::Stat => return Report::Peer(self.stat()),
             Order::Peers { peers } => {
@@ -107,55 +100,28 @@ impl Worker {
                 self.clients.values().for_each(Client::wake);
                 done
             }
-            Order::Asker { reader, sources } => match (fds.next(), fds.next()) {
-                (Some(socket), Some(memory)) => {
-                    self.clients.remove(&reader);
-                    let asker = Client::start(
-                        &self.identity,
-                        &self.hosts,
-                        reader.clone(),
-                        sources,
-                        socket,
-                        memory,
-                    );
-                    asker
-                        .map(|asker| drop(self.clients.insert(reader, asker)))
-                        .map_err(|e| e.to_string())
-                }
-                _ => missing(),
-            },
+            Order::Asker { reader, sources } => two(&mut fds).and_then(|(socket, memory)| {
+                self.clients.remove(&reader);
+                let client = Client::start(
+                    &self.identity,
+                    &self.hosts,
+                    reader.clone(),
+                    sources,
+                    socket,
+                    memory,
+                );
+                self.clients
+                    .insert(reader, client.map_err(|e| e.to_string())?);
+                Ok(())
+            }),
             Order::NoAsker { reader } => {
                 self.clients.remove(&reader);
                 Ok(())
             }
-            Order::Datanode { name } => match (fds.next(), fds.next()) {
-                (Some(socket), Some(table)) => self
-                    .service
-                    .add(&name, socket, table)
-                    .map_err(|e| format!("cannot map the table of `{name}`: {e}")),
-                _ => missing(),
-            },
-            Order::NoDatanode { name } => {
-                self.service.remove(&name);
-                Ok(())
-            }
-            Order::Images {
-                datanode, images, ..
-            } => open_images(&images, fds).and_then(|images| {
-                match self.service.set_images(&datanode, images) {
-                    true => Ok(()),
-                    false => Err(format!("unknown DataNode `{datanode}`")),
-                }
-            }),
             Order::Quit { .. } => Ok(()),
-            other => Err(format!(
-                "the peer worker does not support the order {other:?}"
-            )),
+            other => change_datanodes(&self.service, other, fds),
         };
-        match done {
-            Ok(()) => Report::Done,
-            Err(why) => Report::Failed { why },
-        }
+        done.into()
     }
 
     fn stat(&self) -> PeerStat {

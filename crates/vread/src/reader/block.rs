@@ -4,13 +4,15 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
+use viola_extents::CheckedMap;
 use viola_extents::host::Image;
-use viola_extents::{CheckedMap, Extent};
 use viola_proto::agent::{BlockKey, FileMap};
 
 use super::remote::RemoteBlock;
+use crate::images::extents;
+use crate::lock::{read, write};
 use crate::lookup::{Client, Found};
 use crate::table::{self, Lease};
 
@@ -44,16 +46,16 @@ impl Datanode {
     }
 
     pub(super) fn set_images(&self, images: HashMap<u32, Arc<Image>>) {
-        *self.images.write().unwrap_or_else(PoisonError::into_inner) = images;
+        *write(&self.images) = images;
     }
 
     pub(super) fn image(&self, id: u32) -> Option<Arc<Image>> {
-        let images = self.images.read().unwrap_or_else(PoisonError::into_inner);
+        let images = read(&self.images);
         images.get(&id).cloned()
     }
 
     pub(super) fn image_ids(&self) -> Vec<u32> {
-        let images = self.images.read().unwrap_or_else(PoisonError::into_inner);
+        let images = read(&self.images);
         let mut ids: Vec<u32> = images.keys().copied().collect();
         ids.sort_unstable();
         ids
@@ -109,19 +111,7 @@ impl Block {
         let image = datanode.image(found.image)?;
         // The block may be newer than the image's tables; old tables would give wrong bytes.
         image.refresh().ok()?;
-        let check = |map: &FileMap| {
-            let extents: Vec<Extent> = map
-                .extents
-                .iter()
-                .map(|e| Extent {
-                    logical: e.logical,
-                    physical: e.physical,
-                    length: e.length,
-                    zero: e.zero,
-                })
-                .collect();
-            image.check(&extents, map.size).ok()
-        };
+        let check = |map: &FileMap| image.check(&extents(map), map.size).ok();
         let local = LocalBlock {
             lease: found.lease,
             data: check(&found.data)?,

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fuse_backend_rs::api::server::Server;
@@ -22,6 +22,8 @@ use super::fs::{BlockFs, MountOptions};
 use super::guest_buffers::{is_first_attempt, retry_waiting, without_waiting};
 use super::pool::Pool;
 use super::service::{Service, count};
+
+use crate::lock::lock;
 
 /// Feature bits of virtio: version 1, indirect descriptors, event indices.
 const VIRTIO_FEATURES: u64 = 1 << 32 | 1 << 28 | 1 << 29;
@@ -186,7 +188,7 @@ impl Device {
 
     fn next(&self, vring: &VringRwLock) -> Option<Chain> {
         let memory = {
-            let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+            let memory = lock(&self.memory);
             memory.memory()
         };
         let mut state = vring.get_mut();
@@ -200,7 +202,7 @@ pub(super) struct ExitDescriptors(Arc<Mutex<Vec<RawFd>>>);
 
 impl Drop for ExitDescriptors {
     fn drop(&mut self) {
-        let mut exits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut exits = lock(&self.0);
         for fd in exits.drain(..) {
             // SAFETY: the library took it out of its owner and never closes it.
             drop(unsafe { OwnedFd::from_raw_fd(fd) });
@@ -245,12 +247,12 @@ impl VhostUserBackend for Device {
     }
 
     fn update_memory(&self, memory: GuestMemoryAtomic<GuestMemoryMmap>) -> io::Result<()> {
-        *self.memory.lock().unwrap_or_else(PoisonError::into_inner) = memory;
+        *lock(&self.memory) = memory;
         Ok(())
     }
 
     fn set_backend_req_fd(&self, back: Backend) {
-        *self.back.lock().unwrap_or_else(PoisonError::into_inner) = Some(back);
+        *lock(&self.back) = Some(back);
     }
 
     /// The first thread serves the high-priority queue and the first request queue; each further queue has its own
@@ -262,7 +264,7 @@ impl VhostUserBackend for Device {
 
     fn exit_event(&self, _: usize) -> Option<(EventConsumer, EventNotifier)> {
         let (consumer, notifier) = new_event_consumer_and_notifier(EventFlag::NONBLOCK).ok()?;
-        let mut exits = self.exits.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut exits = lock(&self.exits);
         exits.push(consumer.as_raw_fd());
         Some((consumer, notifier))
     }

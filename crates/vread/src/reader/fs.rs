@@ -6,8 +6,8 @@
 
 use std::ffi::CStr;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use fuse_backend_rs::abi::fuse_abi::{
@@ -22,6 +22,8 @@ use super::block::{Block, LocalBlock, Location};
 use super::guest_buffers::{LocalFile, ReadOnly, is_first_attempt};
 use super::nodes::{FileNode, Kind, MAX_NODES, Node, Nodes, ROOT};
 use super::service::{Service, count};
+
+use crate::lock::lock;
 
 /// Maximum length of a read, bytes.
 pub(super) const MAX_READ_BYTES: u32 = 1 << 20;
@@ -131,7 +133,7 @@ impl BlockFs {
     /// The block of a file, from its node or by a new look-up. A block of another length under the same name counts
     /// as gone.
     fn block(&self, file: &FileNode) -> io::Result<Arc<Block>> {
-        let mut kept = file.block.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&file.block);
         if let Some(block) = kept.upgrade().filter(|block| block.holds()) {
             return Ok(block);
         }
@@ -154,7 +156,7 @@ impl BlockFs {
             let block = self.block(file)?;
             let ahead = match is_first_attempt() {
                 true => {
-                    let mut ahead = file.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut ahead = lock(&file.ahead);
                     ahead.record(offset, length as u64, file.size)
                 }
                 false => None,
@@ -411,7 +413,7 @@ impl FileSystem for BlockFs {
                 Kind::Root => continue,
                 Kind::Pool(pool) => (libc::DT_DIR, pool.clone()),
                 Kind::File(file) => {
-                    let kept = file.block.lock().unwrap_or_else(PoisonError::into_inner);
+                    let kept = lock(&file.block);
                     if !kept.upgrade().is_some_and(|block| block.holds()) {
                         continue;
                     }

@@ -33,7 +33,7 @@ pub(crate) use pool::Pool;
 pub use service::Service;
 pub use stream::StreamServer;
 pub use worker::{Params, run, serve_vm};
-pub(crate) use worker::{end_on_panic, open_images};
+pub(crate) use worker::{change_datanodes, end_on_panic, two};
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod test_queue;

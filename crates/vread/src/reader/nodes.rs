@@ -6,12 +6,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 use viola_extents::host::Readahead;
 use viola_proto::agent::BlockKey;
 
 use super::block::Block;
+
+use crate::lock::{read, write};
 
 /// Maximum number of nodes; some 500 bytes each.
 pub(super) const MAX_NODES: usize = 32_768;
@@ -216,11 +218,11 @@ impl Nodes {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Inner> {
-        self.inner.read().unwrap_or_else(PoisonError::into_inner)
+        read(&self.inner)
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Inner> {
-        self.inner.write().unwrap_or_else(PoisonError::into_inner)
+        write(&self.inner)
     }
 }
 

@@ -6,6 +6,8 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use crate::lock::lock;
+
 struct State<T> {
     jobs: VecDeque<T>,
     ended: bool,
@@ -71,7 +73,7 @@ impl<T: Send + 'static> Pool<T> {
 
 impl<T> Shared<T> {
     fn lock(&self) -> std::sync::MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn take(&self) -> Option<T> {

@@ -26,6 +26,7 @@ use super::guest_buffers::{
     FillGuest, GuestBuffers, ReadOnly, must_not_wait, will_be_retried, would_wait,
 };
 use super::slots::{ReadRange, Slots};
+use crate::lock::lock;
 use crate::peer::datagram::Datagram;
 use crate::peer::shared_memory::{SLOT_BYTES, SharedMemory};
 use crate::peer::wire::{ErrorCode, Located, Message};
@@ -112,7 +113,7 @@ impl PeerLink {
     pub(super) fn take_counts(&self, old: &Self) {
         self.reads.store(old.reads(), Ordering::Relaxed);
         self.errors.store(old.errors(), Ordering::Relaxed);
-        *self.bytes.lock().unwrap_or_else(PoisonError::into_inner) = old.bytes();
+        *lock(&self.bytes) = old.bytes();
     }
 
     pub(super) fn reads(&self) -> u64 {
@@ -124,7 +125,7 @@ impl PeerLink {
     }
 
     pub(super) fn bytes(&self) -> BTreeMap<String, u64> {
-        let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = lock(&self.bytes);
         bytes.clone()
     }
 
@@ -184,7 +185,7 @@ impl PeerLink {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn may_ask(&self, state: &mut State) -> bool {
@@ -430,7 +431,7 @@ impl RemoteBlock {
                 Ordering::Relaxed,
             );
             remote.reads.fetch_add(1, Ordering::Relaxed);
-            let mut bytes = remote.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut bytes = lock(&remote.bytes);
             match bytes.get_mut(&self.located.datanode) {
                 Some(sum) => *sum += length as u64,
                 None => drop(bytes.insert(self.located.datanode.clone(), length as u64)),

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::Duration;
 
 use viola_extents::host::Image;
@@ -16,6 +16,7 @@ use super::guest_buffers::{must_not_wait, will_be_retried, would_wait};
 use super::remote::PeerLink;
 use crate::control::{ReaderStat, StreamState};
 use crate::hazard::{Cells, Hazard};
+use crate::lock::{lock, read, write};
 use crate::lookup::ask_all;
 
 /// Time limit for answers of agent workers. A healthy one needs far less than a millisecond.
@@ -87,10 +88,7 @@ impl Service {
     }
 
     fn replace(&self, name: &str, new: Option<Arc<Datanode>>) {
-        let mut datanodes = self
-            .datanodes
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut datanodes = write(&self.datanodes);
         let (old, kept): (Vec<_>, Vec<_>) = datanodes.iter().cloned().partition(|d| d.name == name);
         // A replaced VM keeps its images until the daemon sends others.
         if let (Some(old), Some(new)) = (old.first(), &new) {
@@ -115,10 +113,7 @@ impl Service {
     }
 
     fn datanodes(&self) -> Arc<Vec<Arc<Datanode>>> {
-        let datanodes = self
-            .datanodes
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
+        let datanodes = read(&self.datanodes);
         datanodes.clone()
     }
 
@@ -131,7 +126,7 @@ impl Service {
             Some((socket, memory)) => Some(Arc::new(PeerLink::new(socket, memory)?)),
             None => None,
         };
-        let mut remote = self.remote.write().unwrap_or_else(PoisonError::into_inner);
+        let mut remote = write(&self.remote);
         if let (Some(new), Some(old)) = (&new, &*remote) {
             new.take_counts(old);
         }
@@ -142,7 +137,7 @@ impl Service {
     }
 
     fn remote(&self) -> Option<Arc<PeerLink>> {
-        let remote = self.remote.read().unwrap_or_else(PoisonError::into_inner);
+        let remote = read(&self.remote);
         remote.clone()
     }
 
@@ -206,7 +201,7 @@ impl Service {
     }
 
     fn cache(&self) -> MutexGuard<'_, Cache> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.cache)
     }
 
     /// Takes a free hazard cell and publishes that a block is read; `None` when no cell is free.

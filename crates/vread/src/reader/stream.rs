@@ -10,7 +10,7 @@
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fuse_backend_rs::api::server::Server;
@@ -24,6 +24,7 @@ use super::guest_buffers::{retry_waiting, without_waiting};
 use super::pool::Pool;
 use super::service::{Service, count};
 use crate::control::StreamState;
+use crate::lock::lock;
 
 /// Maximum requests that wait for a disk.
 const MAX_JOBS: usize = 64;
@@ -107,10 +108,6 @@ impl StreamServer {
         }
         spawned.map(drop)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A random number.

@@ -11,14 +11,14 @@ use std::sync::atomic::Ordering;
 
 use vhost::vhost_user::Listener;
 use vhost_user_backend::VhostUserDaemon;
-use viola_extents::host::{self, Image, Layer};
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
 use super::device::{Device, DeviceConfig};
 use super::service::{Service, count};
 use super::stream::StreamServer;
-use crate::control::{Format, ImageSpec, Inbox, Order, Report, Role, VERSION};
+use crate::control::{Inbox, Order, Report, Role};
 use crate::hazard::Cells;
+use crate::images;
 
 /// What the daemon gives a reader worker at its start.
 #[derive(Debug)]
@@ -62,8 +62,8 @@ pub fn run(params: Params, mut inbox: Inbox) -> io::Result<()> {
             }
         })?;
     inbox.serve(|order, fds| match order {
-        Order::Stream => stream(&streams, fds),
-        order => obey(&service, &params.vm, order, fds),
+        Order::Stream => stream(&streams, fds).into(),
+        order => execute(&service, &params.vm, order, fds),
     })
 }
 
@@ -116,86 +116,68 @@ fn other(e: vhost_user_backend::Error) -> io::Error {
     io::Error::other(e.to_string())
 }
 
-fn obey(service: &Service, vm: &str, order: Order, fds: Vec<OwnedFd>) -> Report {
-    let failed = |why: String| Report::Failed { why };
+fn execute(service: &Service, vm: &str, order: Order, fds: Vec<OwnedFd>) -> Report {
     let mut fds = fds.into_iter();
     match order {
-        Order::Hello { .. } => Report::Hello {
-            version: VERSION,
-            program: env!("CARGO_PKG_VERSION").into(),
-            role: Role::Reader,
-            vm: vm.into(),
-            pid: std::process::id(),
-        },
-        Order::Datanode { name } => match (fds.next(), fds.next()) {
-            (Some(socket), Some(table)) => match service.add(&name, socket, table) {
-                Ok(()) => Report::Done,
-                Err(e) => failed(format!("cannot map the table of `{name}`: {e}")),
-            },
-            _ => failed("the order lacks descriptors".into()),
-        },
+        Order::Hello { .. } => Report::hello(Role::Reader, vm),
+        Order::Stat => Report::Reader(service.stat()),
+        Order::Quit { .. } => Report::Done,
+        Order::Remote => {
+            let set = two(&mut fds).and_then(|ends| {
+                let map = service.set_remote(Some(ends));
+                map.map_err(|e| format!("cannot map the memory for blocks of other hosts: {e}"))
+            });
+            set.into()
+        }
+        Order::NoRemote => service.set_remote(None).map_err(|e| e.to_string()).into(),
+        other => change_datanodes(service, other, fds).into(),
+    }
+}
+
+fn stream(streams: &StreamServer, fds: Vec<OwnedFd>) -> Result<(), String> {
+    let fd = fds.into_iter().next().ok_or(NO_DESCRIPTORS)?;
+    let replaced = streams.replace(fd);
+    replaced.map_err(|e| format!("cannot serve the stream to the VM's agent: {e}"))
+}
+
+/// Carries out the orders about DataNode VMs, which reader and peer workers share.
+pub(crate) fn change_datanodes(
+    service: &Service,
+    order: Order,
+    mut fds: impl Iterator<Item = OwnedFd>,
+) -> Result<(), String> {
+    match order {
+        Order::Datanode { name } => {
+            let (socket, table) = two(&mut fds)?;
+            let added = service.add(&name, socket, table);
+            added.map_err(|e| format!("cannot map the table of `{name}`: {e}"))
+        }
         Order::NoDatanode { name } => {
             service.remove(&name);
-            Report::Done
+            Ok(())
         }
         Order::Images {
             datanode, images, ..
-        } => match open_images(&images, fds) {
-            Ok(images) => match service.set_images(&datanode, images) {
-                true => Report::Done,
-                false => failed(format!("unknown DataNode `{datanode}`")),
-            },
-            Err(why) => failed(why),
-        },
-        Order::Remote => match (fds.next(), fds.next()) {
-            (Some(socket), Some(memory)) => match service.set_remote(Some((socket, memory))) {
-                Ok(()) => Report::Done,
-                Err(e) => failed(format!(
-                    "cannot map the memory for blocks of other hosts: {e}"
-                )),
-            },
-            _ => failed("the order lacks descriptors".into()),
-        },
-        Order::NoRemote => match service.set_remote(None) {
-            Ok(()) => Report::Done,
-            Err(e) => failed(e.to_string()),
-        },
-        Order::Stat => Report::Reader(service.stat()),
-        Order::Quit { .. } => Report::Done,
-        other => failed(format!(
-            "the reader worker does not support the order {other:?}"
-        )),
-    }
-}
-
-fn stream(streams: &StreamServer, fds: Vec<OwnedFd>) -> Report {
-    let failed = |why: String| Report::Failed { why };
-    let Some(fd) = fds.into_iter().next() else {
-        return failed("the order lacks descriptors".into());
-    };
-    match streams.replace(fd) {
-        Ok(()) => Report::Done,
-        Err(e) => failed(format!("cannot serve the stream to the VM's agent: {e}")),
-    }
-}
-
-pub(crate) fn open_images(
-    specs: &[ImageSpec],
-    mut fds: impl Iterator<Item = OwnedFd>,
-) -> Result<HashMap<u32, Arc<Image>>, String> {
-    let mut images = HashMap::new();
-    for spec in specs {
-        let mut layers = Vec::new();
-        for format in &spec.layers {
-            let file = fds.next().ok_or("the order lacks descriptors")?;
-            let format = match format {
-                Format::Raw => host::Format::Raw,
-                Format::Qcow2 => host::Format::Qcow2,
-            };
-            layers.push(Layer { format, file });
+        } => {
+            let mut open = HashMap::new();
+            for spec in &images {
+                open.insert(spec.id, Arc::new(images::open(spec, &mut fds)?));
+            }
+            match service.set_images(&datanode, open) {
+                true => Ok(()),
+                false => Err(format!("unknown DataNode `{datanode}`")),
+            }
         }
-        let image = Image::open(layers).map_err(|e| format!("{}: {e}", spec.path))?;
-        images.insert(spec.id, Arc::new(image));
+        other => Err(format!("this worker does not support the order {other:?}")),
     }
-    Ok(images)
+}
+
+const NO_DESCRIPTORS: &str = "the order lacks descriptors";
+
+/// The two descriptors of an order.
+pub(crate) fn two(fds: &mut impl Iterator<Item = OwnedFd>) -> Result<(OwnedFd, OwnedFd), String> {
+    match (fds.next(), fds.next()) {
+        (Some(one), Some(other)) => Ok((one, other)),
+        _ => Err(NO_DESCRIPTORS.into()),
+    }
 }

@@ -124,7 +124,7 @@ impl AgentSession {
             .ok_or_else(|| no("too many blocks"))?;
         let (image, size) = (proved.image, proved.size);
         let check = |map: &FileMap| {
-            CheckedMap::new(&images::extents(map), map.size, size)
+            CheckedMap::new(&crate::images::extents(map), map.size, size)
                 .map_err(|e| ("bad extents", format!("{key}: {e}")))
         };
         let (data, meta) = (check(data)?, check(meta)?);

@@ -7,7 +7,6 @@ use viola_proto::pipe::{self as proto, PipeId, PipeReply, PipeRequest};
 use viola_vpipe::pipes::{Endpoint, PipeSpec, Pipes};
 use viola_vpipe::transfer::FileRange;
 
-use super::super::images;
 use super::{AgentSession, count};
 
 impl AgentSession {
@@ -97,7 +96,7 @@ impl AgentSession {
         if map.extents.len() > MAX_EXTENTS.min(self.limits.extents as usize) {
             return Err("too many extents".into());
         }
-        let map = CheckedMap::new(&images::extents(map), map.size, proved.size)
+        let map = CheckedMap::new(&crate::images::extents(map), map.size, proved.size)
             .map_err(|e| e.to_string())?;
         if (offset.checked_add(length)).is_none_or(|end| end > map.len()) {
             return Err("the range exceeds the file".into());

@@ -4,7 +4,6 @@
 mod hostile;
 mod process;
 mod support;
-mod throughput;
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
