@@ -21,12 +21,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::Deserialize;
 use viola_extents::host::{Image, Layer};
 use viola_proto::agent::{BlockKey, FileMap};
-use viola_vread::lookup::{Found, Incoming, Server};
+use viola_vread::control::socket_pair;
+use viola_vread::lookup::{Found, Server};
 use viola_vread::reader::{DeviceConfig, MountOptions, Service, serve_vm};
 use viola_vread::table::{Lease, Table};
 use viola_vread::{hazard, sandbox, table};
@@ -112,23 +111,6 @@ impl Named {
     }
 }
 
-fn answer_lookups(named: &Named, mut server: Server<std::os::fd::OwnedFd>) {
-    loop {
-        match server.receive() {
-            Incoming::Question(number, question) => {
-                let found = named.find(&question.key);
-                if server.answer(number, found.as_ref()).is_err() {
-                    return;
-                }
-            }
-            Incoming::Empty => {
-                let _ = poll(&mut [PollFd::new(server.socket(), PollFlags::IN)], None);
-            }
-            Incoming::Closed => return,
-        }
-    }
-}
-
 fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [description, socket, options @ ..] = &arguments[..] else {
@@ -164,12 +146,7 @@ fn main() -> anyhow::Result<()> {
         described.blocks.len().max(1).try_into()?,
     )?;
     hazard::create(&hazard_file, queues + waiters + 1)?;
-    let (reader, worker) = socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
+    let (reader, worker) = socket_pair()?;
 
     let table = Table::map(&table_file)?;
     let leases = (0..described.blocks.len()).map(|slot| table.lease(slot as u32));
@@ -180,7 +157,7 @@ fn main() -> anyhow::Result<()> {
         hazards: hazard::View::map(&hazard_file)?,
     });
     let answering = named.clone();
-    std::thread::spawn(move || answer_lookups(&answering, Server::new(worker)));
+    std::thread::spawn(move || Server::new(worker).run(|key| answering.find(key)));
 
     let service = Arc::new(Service::new(hazard::Cells::map(&hazard_file)?));
     service.add("dn1", reader, table_file.into())?;

@@ -20,9 +20,11 @@ pub use client::{Client, ask_all};
 
 use std::os::fd::AsFd;
 
+use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 use viola_proto::agent::{BlockKey, FileMap};
 
+use crate::poll;
 use crate::table::Lease;
 use datagrams::{MAX_QUESTION_BYTES, Reassembly, Received, send};
 
@@ -89,6 +91,26 @@ impl<S: AsFd> Server<S> {
             },
             Ok(Received::Nothing) => Incoming::Empty,
             Ok(Received::End) | Err(_) => Incoming::Closed,
+        }
+    }
+
+    /// Answers questions with `find` until the reader closes the socket.
+    pub fn run(mut self, mut find: impl FnMut(&BlockKey) -> Option<Found>) {
+        loop {
+            match self.receive() {
+                Incoming::Question(number, question) => {
+                    let found = find(&question.key);
+                    if self.answer(number, found.as_ref()).is_err() {
+                        return;
+                    }
+                }
+                Incoming::Empty => {
+                    let mut socket = [PollFd::new(&self.socket, PollFlags::IN)];
+                    // If the wait fails, the loop checks again.
+                    let _ = poll::wait(&mut socket, None);
+                }
+                Incoming::Closed => return,
+            }
         }
     }
 

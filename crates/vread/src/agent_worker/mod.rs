@@ -31,12 +31,13 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags};
 use viola_proto::agent::ToAgent;
 use viola_vpipe::pipes::{PauseProbe, PipeResources, Pipes};
 
 use crate::control::{Inbox, Limits, Order, Received, Report, Role};
 use crate::journal::{Journal, Level, LogSink};
+use crate::poll;
 use crate::table::Table;
 use channel::{Channel, Incoming};
 use readers::ConnectedReaders;
@@ -138,11 +139,7 @@ impl Worker {
             .into_iter()
             .map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags))
             .collect();
-        let time = time.try_into().map_err(io::Error::other)?;
-        match poll(&mut fds, Some(&time)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(e) => Err(e.into()),
-        }
+        poll::wait(&mut fds, Some(time))
     }
 
     /// Does everything that is due.

@@ -12,14 +12,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use viola_proto::agent::{
     self, BlockKey, Bytes, DiskName, Extent, FileMap, FrameReader, FromAgent, PROOF_BYTES,
     WithdrawReason, encode,
 };
 
 use super::*;
-use crate::control::{AgentStat, Control, Format, ImageSpec, Session};
+use crate::control::{AgentStat, Control, Format, ImageSpec, Session, socket_pair};
 use crate::{hazard, lookup, table};
 
 const DISK: u64 = 1 << 20;

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{
@@ -19,6 +19,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{Order, Report};
+use crate::poll;
 
 /// Maximum length of a datagram, bytes.
 pub const MAX_DATAGRAM: usize = 64 << 10;
@@ -270,13 +271,7 @@ impl Control {
         if left.is_zero() {
             return Err(ControlError::Timeout(timeout));
         }
-        let time = left
-            .try_into()
-            .map_err(|_| ControlError::Timeout(timeout))?;
-        match poll(&mut [PollFd::new(&self.fd, what)], Some(&time)) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(e) => Err(e.into()),
-        }
+        Ok(poll::wait(&mut [PollFd::new(&self.fd, what)], Some(left))?)
     }
 }
 
@@ -372,10 +367,7 @@ impl Inbox {
                 .fds()
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
                 .collect();
-            match poll(&mut sockets, None) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(e) => return Err(e.into()),
-            }
+            poll::wait(&mut sockets, None)?;
         }
     }
 

@@ -7,16 +7,14 @@
 //! a valid header.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, OnceLock};
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use viola_extents::host::{Image, Layer};
 use viola_proto::agent::{BlockKey, Extent, FileMap};
 
-use crate::lookup::{Found, Incoming, Server};
+use crate::control::socket_pair;
+use crate::lookup::{Found, Server};
 use crate::reader::test_queue::TestQueue;
 use crate::reader::{BlockFs, MountOptions, Service};
 use crate::{hazard, table};
@@ -62,29 +60,9 @@ fn bed() -> &'static TestBed {
         disk.write_all_at(&[SECRET; 1 << 18], 0).expect("a disk");
         disk.write_all_at(&[BLOCK; 8192], 65_536).expect("a block");
         disk.write_all_at(&[BLOCK; 100], 131_072).expect("a block");
-        let (here, there): (OwnedFd, OwnedFd) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .expect("sockets");
+        let (here, there) = socket_pair().expect("sockets");
         let table = table::Table::map(&shared).expect("the table");
-        std::thread::spawn(move || {
-            let mut server = Server::new(there);
-            loop {
-                match server.receive() {
-                    Incoming::Question(number, question) => {
-                        let found = found(&table, &question.key);
-                        server.answer(number, found.as_ref()).expect("a reader");
-                    }
-                    Incoming::Empty => {
-                        let _ = poll(&mut [PollFd::new(server.socket(), PollFlags::IN)], None);
-                    }
-                    Incoming::Closed => panic!("the reader does not keep to the protocol"),
-                }
-            }
-        });
+        std::thread::spawn(move || Server::new(there).run(|key| found(&table, key)));
         let service = Arc::new(Service::new(hazard::Cells::map(&cells).expect("cells")));
         service.add("dn1", here, shared.into()).expect("a table");
         let image = Image::open(vec![Layer::raw(disk)]).expect("an image");

@@ -3,31 +3,20 @@
 //!
 //! Input: a byte that selects the receiver; then datagrams, each after two bytes of length, little endian.
 
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
+use rustix::net::{SendFlags, send};
 use viola_proto::agent::{BlockKey, MAX_EXTENTS};
 
-use crate::control::{Control, ControlError, Inbox, Report};
+use crate::control::{Control, ControlError, Inbox, Report, socket_pair};
 use crate::lookup::{Client, Incoming, Server, ask_all};
-
-fn pair() -> (OwnedFd, OwnedFd) {
-    socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .expect("sockets")
-}
 
 /// Runs one input; panics when an invariant is violated.
 pub fn worker_datagrams(input: &[u8]) {
     let Some((who, mut rest)) = input.split_first() else {
         return;
     };
-    let (here, there) = pair();
+    let (here, there) = socket_pair().expect("sockets");
     let mut sent = 0;
     while let Some((length, after)) = rest.split_first_chunk() {
         let length = usize::from(u16::from_le_bytes(*length));

@@ -6,12 +6,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::time::Timespec;
+use rustix::event::{PollFd, PollFlags};
 use viola_proto::agent::{BlockKey, MAX_EXTENTS};
 
 use super::datagrams::{MAX_ANSWER_BYTES, Reassembly, Received, send};
 use super::{Found, Question};
+use crate::poll;
 
 use crate::lock::lock;
 
@@ -143,11 +143,7 @@ pub fn ask_all(clients: &[&Client], key: &BlockKey, limit: Duration) -> Option<(
             .iter()
             .map(|i| PollFd::new(&clients[*i].socket, PollFlags::IN))
             .collect();
-        let left = Timespec {
-            tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: left.subsec_nanos().into(),
-        };
         // If the wait fails, the loop checks again.
-        let _ = poll(&mut sockets, Some(&left));
+        let _ = poll::wait(&mut sockets, Some(left));
     }
 }

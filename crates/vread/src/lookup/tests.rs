@@ -3,22 +3,13 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair};
+use rustix::net::SendFlags;
 use viola_proto::agent::Extent;
 
 use super::*;
+use crate::control::socket_pair;
 
 const LIMIT: Duration = Duration::from_secs(20);
-
-fn pair() -> (OwnedFd, OwnedFd) {
-    socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .unwrap()
-}
 
 fn key(id: i64) -> BlockKey {
     BlockKey::new("BP-1-10.0.0.1-1", id, 1001).unwrap()
@@ -67,7 +58,7 @@ fn serve(socket: OwnedFd, extents: u64) {
 
 #[test]
 fn a_known_block_is_found_and_an_unknown_one_is_not() {
-    let (here, there) = pair();
+    let (here, there) = socket_pair().unwrap();
     let thread = std::thread::spawn(move || serve(there, 1000));
     let client = Client::new(here);
     assert_eq!(ask_all(&[&client], &key(2), LIMIT), Some((0, found(1000))));
@@ -79,8 +70,8 @@ fn a_known_block_is_found_and_an_unknown_one_is_not() {
 
 #[test]
 fn of_several_agent_workers_the_one_that_knows_is_named() {
-    let (one, there) = pair();
-    let (two, other) = pair();
+    let (one, there) = socket_pair().unwrap();
+    let (two, other) = socket_pair().unwrap();
     let mut mute = Server::new(there);
     let thread = std::thread::spawn(move || serve(other, 1));
     let (one, two) = (Client::new(one), Client::new(two));
@@ -102,7 +93,7 @@ fn of_several_agent_workers_the_one_that_knows_is_named() {
 
 #[test]
 fn an_agent_worker_that_hangs_up_knows_nothing() {
-    let (here, there) = pair();
+    let (here, there) = socket_pair().unwrap();
     let client = Client::new(here);
     drop(there);
     assert_eq!(ask_all(&[&client], &key(2), LIMIT), None);
@@ -112,8 +103,8 @@ fn an_agent_worker_that_hangs_up_knows_nothing() {
 proptest! {
     #[test]
     fn rubbish_from_either_side_ends_the_conversation_at_worst(datagrams in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..40), 1..20)) {
-        let (here, there) = pair();
-        let (left, right) = pair();
+        let (here, there) = socket_pair().unwrap();
+        let (left, right) = socket_pair().unwrap();
         for datagram in &datagrams {
             rustix::net::send(&there, datagram, SendFlags::DONTWAIT).unwrap();
             rustix::net::send(&left, datagram, SendFlags::DONTWAIT).unwrap();
@@ -129,7 +120,7 @@ proptest! {
 
     #[test]
     fn a_message_of_any_length_arrives_whole(length in 1usize..200_000) {
-        let (here, there) = pair();
+        let (here, there) = socket_pair().unwrap();
         let text: Vec<u8> = (0..length).map(|i| i as u8).collect();
         let mut parts = Reassembly::new(datagrams::MAX_ANSWER_BYTES);
         let sent = datagrams::send(&there, 7, &text);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags};
 
 use super::connection::{Answer, Connection, Pending};
 use super::datagram::Datagram;
@@ -23,6 +23,7 @@ use super::tls::Identity;
 use super::wire::{ErrorCode, Located, Message};
 use crate::control::Source;
 use crate::pattern;
+use crate::poll;
 
 /// First delay before a reconnect.
 const MIN_RECONNECT_DELAY: Duration = Duration::from_millis(100);
@@ -210,12 +211,7 @@ impl ClientThread {
             fds.push(PollFd::new(line.as_ref(), flags));
         }
         // At least 1 ms, so that a retry that is due now does not spin.
-        let time = time.max(Duration::from_millis(1));
-        let time = time.try_into().map_err(io::Error::other)?;
-        match poll(&mut fds, Some(&time)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(e) => Err(e.into()),
-        }
+        poll::wait(&mut fds, Some(time.max(Duration::from_millis(1))))
     }
 
     /// Connects to the hosts whose reconnect is due.

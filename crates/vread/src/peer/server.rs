@@ -11,8 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::time::Timespec;
+use rustix::event::{PollFd, PollFlags};
 use rustls::ServerConfig;
 use viola_extents::host::Readahead;
 use viola_proto::agent::BlockKey;
@@ -23,6 +22,7 @@ use super::requests::{FinishedFrames, Job, Request, Requester};
 use super::tls;
 use super::tls_channel::{ChannelError, TlsChannel};
 use super::wire::{ErrorCode, MAX_OUTSTANDING, Message, ProtocolError, WIRE_VERSION};
+use crate::poll;
 use crate::reader::{Pool, Service};
 
 /// Maximum connections. Together with the pool's threads they do not exceed the hazard cells.
@@ -236,18 +236,11 @@ impl Link {
         if self.channel.wants_write() {
             flags |= PollFlags::OUT;
         }
-        let tick = Timespec {
-            tv_sec: 0,
-            tv_nsec: POLL_INTERVAL.subsec_nanos().into(),
-        };
         let mut fds = [
             PollFd::new(&self.channel, flags),
             PollFd::new(&self.finished, PollFlags::IN),
         ];
-        match poll(&mut fds, Some(&tick)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(e) => Err(e.into()),
-        }
+        poll::wait(&mut fds, Some(POLL_INTERVAL))
     }
 
     fn receive(&mut self) -> Result<(), ChannelError> {

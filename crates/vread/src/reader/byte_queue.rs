@@ -18,15 +18,54 @@ use super::fs::BlockFs;
 const DESCRIPTORS: u64 = 0;
 const AVAILABLE: u64 = 0x1000;
 const USED: u64 = 0x2000;
-const REQUEST: u64 = 0x3000;
+/// First address behind the rings.
+const BUFFERS: u64 = 0x3000;
+const REQUEST: u64 = BUFFERS;
 /// The frame of the reply; the reply follows the frame's header.
 const FRAME: u64 = REQUEST + MAX_REQUEST_BYTES as u64;
 const REPLY: u64 = FRAME + HEADER_BYTES as u64;
 const SIZE: usize = FRAME as usize + HEADER_BYTES + MAX_REPLY_BYTES + TRAILER_BYTES;
-/// A queue's length must be a power of two.
-const QUEUE: u16 = 2;
+/// Maximum number of buffers of a request; a power of two, as virtio demands of a queue's length.
+pub(super) const MAX_BUFFERS: u16 = 256;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
+
+/// A buffer of a request: address, length, and whether the device writes it.
+pub(super) type Buffer = (u64, u32, bool);
+
+/// Serves the request with these buffers through a virtqueue at the start of `memory`. Returns the length of the
+/// reply, 0 for none, or `None` when the request is malformed.
+pub(super) fn serve_buffers(
+    server: &Server<BlockFs>,
+    memory: &GuestMemoryAtomic<GuestMemoryMmap>,
+    buffers: &[Buffer],
+) -> Option<usize> {
+    let memory = memory.memory();
+    for (index, (address, length, is_written)) in buffers.iter().enumerate() {
+        let more = if index + 1 < buffers.len() { NEXT } else { 0 };
+        let flags = more | if *is_written { WRITE } else { 0 };
+        let descriptor = Descriptor::new(*address, *length, flags, index as u16 + 1);
+        let place = GuestAddress(DESCRIPTORS + index as u64 * 16);
+        memory
+            .write_obj(RawDescriptor::from(descriptor), place)
+            .ok()?;
+    }
+    let mut queue = Queue::new(MAX_BUFFERS).ok()?;
+    queue.set_size(MAX_BUFFERS);
+    queue
+        .try_set_desc_table_address(GuestAddress(DESCRIPTORS))
+        .ok()?;
+    queue
+        .try_set_avail_ring_address(GuestAddress(AVAILABLE))
+        .ok()?;
+    queue.try_set_used_ring_address(GuestAddress(USED)).ok()?;
+    queue.set_ready(true);
+    // The available ring: flags, index 1, head 0.
+    memory.write_obj(1u16, GuestAddress(AVAILABLE + 2)).ok()?;
+    memory.write_obj(0u16, GuestAddress(AVAILABLE + 4)).ok()?;
+    let chain = queue.iter(memory.clone()).ok()?.next()?;
+    serve_chain(server, &chain)
+}
 
 /// Memory for one request at a time; pages are allocated on first use.
 pub(super) struct ByteQueue {
@@ -46,30 +85,11 @@ impl ByteQueue {
     /// Serves a request of at most [`MAX_REQUEST_BYTES`] bytes. Returns the length of the reply, 0 for none, or `None` when
     /// the request is malformed.
     pub(super) fn serve(&self, server: &Server<BlockFs>, request: &[u8]) -> Option<usize> {
-        let memory = self.memory.memory();
-        memory.write_slice(request, GuestAddress(REQUEST)).ok()?;
-        let length = u32::try_from(request.len()).ok()?;
-        let describe = |at: u64, descriptor: Descriptor| {
-            let place = GuestAddress(DESCRIPTORS + at * 16);
-            memory.write_obj(RawDescriptor::from(descriptor), place)
-        };
-        describe(0, Descriptor::new(REQUEST, length, NEXT, 1)).ok()?;
-        describe(1, Descriptor::new(REPLY, MAX_REPLY_BYTES as u32, WRITE, 0)).ok()?;
-        let mut queue = Queue::new(QUEUE).ok()?;
-        queue.set_size(QUEUE);
-        queue
-            .try_set_desc_table_address(GuestAddress(DESCRIPTORS))
-            .ok()?;
-        queue
-            .try_set_avail_ring_address(GuestAddress(AVAILABLE))
-            .ok()?;
-        queue.try_set_used_ring_address(GuestAddress(USED)).ok()?;
-        queue.set_ready(true);
-        // available: flags, index 1, head 0
-        memory.write_obj(1u16, GuestAddress(AVAILABLE + 2)).ok()?;
-        memory.write_obj(0u16, GuestAddress(AVAILABLE + 4)).ok()?;
-        let chain = queue.iter(memory.clone()).ok()?.next()?;
-        let length = serve_chain(server, &chain)?;
+        let place = GuestAddress(REQUEST);
+        self.memory.memory().write_slice(request, place).ok()?;
+        let request = (REQUEST, u32::try_from(request.len()).ok()?, false);
+        let reply = (REPLY, MAX_REPLY_BYTES as u32, true);
+        let length = serve_buffers(server, &self.memory, &[request, reply])?;
         (length <= MAX_REPLY_BYTES).then_some(length)
     }
 

@@ -13,6 +13,7 @@ mod block;
 mod byte_queue;
 mod cache;
 mod device;
+mod file_read;
 mod fs;
 mod guest_buffers;
 mod local_read;

@@ -18,8 +18,7 @@ use std::time::{Duration, Instant};
 
 use fuse_backend_rs::api::filesystem::ZeroCopyWriter;
 use fuse_backend_rs::file_buf::FileVolatileSlice;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::time::Timespec;
+use rustix::event::{PollFd, PollFlags};
 use viola_proto::agent::BlockKey;
 
 use super::guest_buffers::{
@@ -30,6 +29,7 @@ use crate::lock::lock;
 use crate::peer::datagram::Datagram;
 use crate::peer::shared_memory::{SLOT_BYTES, SharedMemory};
 use crate::peer::wire::{ErrorCode, Located, Message};
+use crate::poll;
 
 /// Time limit for a look-up. The peer worker answers earlier when a host does not.
 const FIND_TIMEOUT: Duration = Duration::from_millis(1000);
@@ -262,12 +262,9 @@ impl PeerLink {
         } else {
             state.receiving = true;
             drop(state);
-            let tick = Timespec {
-                tv_sec: 0,
-                tv_nsec: POLL_INTERVAL.subsec_nanos().into(),
-            };
             // If the wait fails, the caller checks again.
-            let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&tick));
+            let mut socket = [PollFd::new(&self.socket, PollFlags::IN)];
+            let _ = poll::wait(&mut socket, Some(POLL_INTERVAL));
             state = self.lock();
             self.receive(&mut state);
             state.receiving = false;

@@ -3,22 +3,20 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use viola_extents::host::{Image, Layer};
 use viola_proto::agent::{BlockKey, Extent, FileMap};
 
 use super::nodes::MAX_NODES;
 use super::test_queue::TestQueue;
 use super::{BlockFs, MountOptions, Service};
-use crate::lookup::{Found, Incoming, Server};
+use crate::control::socket_pair;
+use crate::lookup::{Found, Server};
 use crate::table::Table;
 use crate::{hazard, table};
 
@@ -94,33 +92,15 @@ pub(super) fn bed() -> TestBed {
         .map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8)
         .collect();
     image.write_all_at(&disk, 0).unwrap();
-    let (here, there): (OwnedFd, OwnedFd) = socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .unwrap();
+    let (here, there) = socket_pair().unwrap();
     let named = Arc::new(Mutex::new(true));
     let (answering, naming) = (table.clone(), named.clone());
     std::thread::spawn(move || {
-        let mut server = Server::new(there);
-        loop {
-            match server.receive() {
-                Incoming::Question(number, question) => {
-                    let named = naming.lock().unwrap();
-                    let known = question.key.pool() == POOL && *named;
-                    let found = known.then(|| found(&answering, &question.key)).flatten();
-                    drop(named);
-                    server.answer(number, found.as_ref()).unwrap();
-                }
-                Incoming::Empty => drop(poll(
-                    &mut [PollFd::new(server.socket(), PollFlags::IN)],
-                    None,
-                )),
-                Incoming::Closed => return,
-            }
-        }
+        Server::new(there).run(|key| {
+            let named = naming.lock().unwrap();
+            let known = key.pool() == POOL && *named;
+            known.then(|| found(&answering, key)).flatten()
+        });
     });
     let service = Arc::new(Service::new(hazard::Cells::map(&cells).unwrap()));
     service.add("dn1", here, table_file.into()).unwrap();

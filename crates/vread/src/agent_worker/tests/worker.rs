@@ -14,23 +14,13 @@ struct RunningWorker {
     thread: std::thread::JoinHandle<io::Result<()>>,
 }
 
-fn seqpacket() -> (OwnedFd, OwnedFd) {
-    socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .unwrap()
-}
-
 const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl RunningWorker {
     fn new() -> Self {
         let table = tempfile::tempfile().unwrap();
         table::create(&table, 3, 64).unwrap();
-        let (ours, theirs) = seqpacket();
+        let (ours, theirs) = socket_pair().unwrap();
         rustix::fs::fcntl_setfl(&ours, rustix::fs::OFlags::NONBLOCK).unwrap();
         let params = Params {
             vm: "uml:dn1".into(),
@@ -45,7 +35,7 @@ impl RunningWorker {
         agent.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         let hazards = tempfile::tempfile().unwrap();
         hazard::create(&hazards, 4).unwrap();
-        let (client, server) = seqpacket();
+        let (client, server) = socket_pair().unwrap();
         let running = Self {
             control,
             agent,
@@ -189,7 +179,7 @@ fn a_dead_reader_holds_nothing_up() {
     while w.stat().waiting == 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    let (nobody, _) = seqpacket();
+    let (nobody, _) = socket_pair().unwrap();
     w.reader = lookup::Client::new(nobody);
     assert_eq!(w.receive(), ToAgent::Withdrawn { leases: vec![5] });
     assert_eq!(w.stat().readers, Vec::<String>::new());

@@ -14,6 +14,7 @@ use super::super::hosts::Hosts;
 use super::super::tls::{Identity, accept, parse_fingerprint};
 use super::super::tls_channel::{ChannelError, TlsChannel};
 use super::super::wire::*;
+use super::datanode::*;
 use super::support::*;
 
 /// One end of a connection, by peer.

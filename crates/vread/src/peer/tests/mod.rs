@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Two hosts by TCP and TLS on the loopback.
 
+mod datanode;
 mod hostile;
 mod process;
+mod relay;
 mod support;
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use datanode::*;
+use relay::Relay;
 use support::*;
 
 use super::new_memory;
-use crate::control::Source;
+use crate::control::{Source, socket_pair};
 use crate::reader::without_waiting;
 
 #[test]
@@ -201,7 +205,7 @@ fn a_lost_connection_is_an_error_within_a_second_and_comes_back() {
 #[test]
 fn a_peer_worker_that_stands_still_is_an_error_within_a_second() {
     let reader = Reader::alone();
-    let (ours, theirs) = pair();
+    let (ours, theirs) = socket_pair().unwrap();
     reader
         .service
         .set_remote(Some((ours, new_memory().unwrap())))

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use super::super::{Params, run};
+use super::datanode::*;
 use super::support::*;
 use crate::control::{Control, Inbox, WorkerSetup};
 use crate::sandbox::{self, Profile};

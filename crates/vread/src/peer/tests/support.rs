@@ -1,39 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Two hosts in one process: a DataNode's image and a scripted agent worker on one, a reader on the other.
+//! Two hosts in one process: a DataNode VM on one, a reader on the other.
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::process::Child;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use viola_proto::agent::{BlockKey, Extent, FileMap};
 
 use super::super::worker::{Params, work};
 use super::super::{fingerprint, new_memory};
+use super::datanode::{Datanode, POOL};
 use crate::control::{
-    Control, Format, Grant, ImageSpec, Inbox, Order, PeerSpec, PeerStat, Report, Secret, Source,
-    WorkerSetup,
+    Control, Grant, Inbox, Order, PeerSpec, PeerStat, Report, Secret, Source, WorkerSetup,
+    socket_pair,
 };
-use crate::lookup::{Found, Incoming, Server};
+use crate::hazard;
 use crate::reader::test_queue::TestQueue;
 use crate::reader::{BlockFs, MountOptions, Service};
-use crate::table::Table;
-use crate::{hazard, table};
 
-pub const POOL: &str = "BP-1-10.0.0.1-1";
-/// Bytes of a block, odd on purpose.
-pub const LENGTH: usize = 9_000_001;
-const META: u64 = 70_000;
-const RUN: u64 = 1 << 20;
-const DISK: u64 = 32 << 20;
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A certificate and its key.
@@ -56,67 +42,7 @@ impl KeyPair {
     }
 }
 
-pub static DISK_BYTES: LazyLock<Vec<u8>> = LazyLock::new(|| {
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
-    let mut bytes = Vec::with_capacity(DISK as usize);
-    while bytes.len() < DISK as usize {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes
-});
-
-/// Runs of a block lie backwards on the disk, shifted by its number; the third is a hole.
-fn data_map(id: i64) -> FileMap {
-    let runs = (LENGTH as u64).div_ceil(RUN);
-    let extent = |run: u64| Extent {
-        logical: run * RUN,
-        physical: (runs - run) * RUN + id as u64 * 4096,
-        length: RUN.min(LENGTH as u64 - run * RUN),
-        zero: false,
-    };
-    FileMap {
-        size: LENGTH as u64,
-        extents: (0..runs).filter(|run| *run != 2).map(extent).collect(),
-    }
-}
-
-fn meta_map(id: i64) -> FileMap {
-    FileMap {
-        size: META,
-        extents: vec![Extent {
-            logical: 0,
-            physical: 20 * RUN + id as u64 * 512,
-            length: META,
-            zero: false,
-        }],
-    }
-}
-
-/// What a file of a block holds.
-pub fn expected(id: i64, meta: bool) -> Vec<u8> {
-    let map = if meta { meta_map(id) } else { data_map(id) };
-    let mut bytes = vec![0; map.size as usize];
-    for e in &map.extents {
-        let from = &DISK_BYTES[e.physical as usize..][..e.length as usize];
-        bytes[e.logical as usize..][..e.length as usize].copy_from_slice(from);
-    }
-    bytes
-}
-
-pub fn pair() -> (OwnedFd, OwnedFd) {
-    socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .unwrap()
-}
-
-fn shared_file() -> File {
+pub fn shared_file() -> File {
     tempfile::tempfile().unwrap()
 }
 
@@ -125,7 +51,7 @@ pub struct Host {
     control: Control,
     pub address: SocketAddr,
     pub id: KeyPair,
-    hazards: File,
+    pub hazards: File,
     pub process: Option<Child>,
 }
 
@@ -151,7 +77,7 @@ impl Host {
             listeners: vec![listener.into()],
             hazards: hazards.try_clone().unwrap(),
         };
-        let (ours, theirs) = pair();
+        let (ours, theirs) = socket_pair().unwrap();
         std::thread::spawn(move || work(params, Inbox::single(Control::from_fd(theirs))).unwrap());
         Self {
             control: Control::from_fd(ours),
@@ -172,7 +98,7 @@ impl Host {
         let address = listener.local_addr().unwrap();
         let (id, hazards) = (KeyPair::new(), shared_file());
         hazard::create(&hazards, hazard::MAX_CELLS).unwrap();
-        let (ours, theirs) = pair();
+        let (ours, theirs) = socket_pair().unwrap();
         let child = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "peer::tests::process::worker", "--ignored"])
             .stdin(theirs)
@@ -241,166 +167,6 @@ pub fn grant(reader: &str, pool: &str) -> Grant {
     }
 }
 
-/// A DataNode VM: its disk, and an agent worker that names blocks 1 to 8 of the pool while `named` is set.
-pub struct Datanode {
-    pub image: File,
-    pub table: Arc<Table>,
-    pub hazards: hazard::View,
-    pub named: Arc<Mutex<bool>>,
-}
-
-pub const TABLE: u32 = 9;
-
-impl Datanode {
-    /// Serves its blocks to a peer worker.
-    pub fn on(host: &Host) -> Self {
-        let (table_file, image) = (shared_file(), shared_file());
-        table::create(&table_file, TABLE, 16).unwrap();
-        image.write_all_at(&DISK_BYTES, 0).unwrap();
-        let table = Arc::new(Table::map(&table_file).unwrap());
-        let named = Arc::new(Mutex::new(true));
-        let (ours, theirs) = pair();
-        let (answering, naming) = (table.clone(), named.clone());
-        std::thread::spawn(move || {
-            let mut server = Server::new(theirs);
-            loop {
-                match server.receive() {
-                    Incoming::Question(number, question) => {
-                        let named = naming.lock().unwrap();
-                        let known = question.key.pool() == POOL
-                            && (1..=8).contains(&question.key.id())
-                            && *named;
-                        let found = known.then(|| found(&answering, &question.key));
-                        drop(named);
-                        server.answer(number, found.as_ref()).unwrap();
-                    }
-                    Incoming::Empty => drop(poll(
-                        &mut [PollFd::new(server.socket(), PollFlags::IN)],
-                        None,
-                    )),
-                    Incoming::Closed => return,
-                }
-            }
-        });
-        let name = "uml:dn1".to_owned();
-        let order = Order::Datanode { name: name.clone() };
-        host.order(&order, &[ours.as_fd(), table_file.as_fd()]);
-        let images = Order::Images {
-            datanode: name,
-            images: vec![ImageSpec {
-                id: 1,
-                device: "vda".into(),
-                serial: None,
-                layers: vec![Format::Raw],
-                path: "/image".into(),
-                file: (1, 1),
-            }],
-            why: String::new(),
-        };
-        host.order(&images, &[image.as_fd()]);
-        Self {
-            image,
-            table,
-            hazards: hazard::View::map(&host.hazards).unwrap(),
-            named,
-        }
-    }
-
-    /// Withdraws a block as an agent worker does, and returns when nobody reads it any more.
-    pub fn withdraw(&self, id: u32) {
-        self.table.withdraw(id);
-        while self.hazards.is_reading(TABLE, id) {
-            std::thread::yield_now();
-        }
-    }
-}
-
-fn found(table: &Table, key: &BlockKey) -> Found {
-    Found {
-        lease: table.lease(key.id() as u32).unwrap(),
-        image: 1,
-        data: data_map(key.id()),
-        meta: meta_map(key.id()),
-    }
-}
-
-/// A relay between two hosts that can be told to misbehave.
-pub struct Relay {
-    pub address: SocketAddr,
-    mode: Arc<AtomicU8>,
-}
-
-const PASS: u8 = 0;
-const CUT: u8 = 1;
-const SWALLOW: u8 = 2;
-
-impl Relay {
-    pub fn to(target: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let mode = Arc::new(AtomicU8::new(PASS));
-        let told = mode.clone();
-        std::thread::spawn(move || {
-            for client in listener.incoming() {
-                let client = client.unwrap();
-                if told.load(Ordering::SeqCst) == CUT {
-                    continue;
-                }
-                let server = TcpStream::connect(target).unwrap();
-                for (from, to) in [(&client, &server), (&server, &client)] {
-                    let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    let told = told.clone();
-                    std::thread::spawn(move || carry(from, to, &told));
-                }
-            }
-        });
-        Self { address, mode }
-    }
-
-    /// Ends all connections, and those that are made from now on.
-    pub fn cut(&self) {
-        self.mode.store(CUT, Ordering::SeqCst);
-    }
-
-    /// Keeps all connections, and carries nothing any more.
-    pub fn swallow(&self) {
-        self.mode.store(SWALLOW, Ordering::SeqCst);
-    }
-
-    pub fn pass(&self) {
-        self.mode.store(PASS, Ordering::SeqCst);
-    }
-}
-
-fn carry(mut from: TcpStream, mut to: TcpStream, mode: &AtomicU8) {
-    let tick = Duration::from_millis(5);
-    from.set_read_timeout(Some(tick)).unwrap();
-    let mut bytes = vec![0; 64 << 10];
-    loop {
-        match mode.load(Ordering::SeqCst) {
-            CUT => break,
-            SWALLOW => std::thread::sleep(tick),
-            _ => match from.read(&mut bytes) {
-                Ok(0) => break,
-                Ok(n) => {
-                    // What was under way when it began to swallow is lost, too.
-                    if mode.load(Ordering::SeqCst) == PASS && to.write_all(&bytes[..n]).is_err() {
-                        break;
-                    }
-                }
-                Err(e)
-                    if matches!(
-                        e.kind(),
-                        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
-                    ) => {}
-                Err(_) => break,
-            },
-        }
-    }
-    let _ = from.shutdown(std::net::Shutdown::Both);
-    let _ = to.shutdown(std::net::Shutdown::Both);
-}
-
 /// A reading VM of a host, by FUSE requests.
 pub struct Reader {
     pub service: Arc<Service>,
@@ -432,7 +198,7 @@ impl Reader {
     }
 
     pub fn ask(&self, host: &Host, name: &str, sources: Vec<Source>) {
-        let (ours, theirs) = pair();
+        let (ours, theirs) = socket_pair().unwrap();
         let memory = new_memory().unwrap();
         let order = Order::Asker {
             reader: name.into(),
