@@ -194,7 +194,7 @@ fn restore_beside_a_daemon_stops_it_first() {
         .unwrap();
     assert!(
         stdout(&o).contains(&format!(
-            "the daemon (process {}) runs and was told to stop",
+            "the daemon (process {}) was told to stop",
             d.pid()
         )),
         "{}",
