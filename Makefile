@@ -121,11 +121,8 @@ lab-image: setup
 	@scripts/lab-image.sh
 
 ## make docs          the book in build/book, and the documentation of the crates in build/book/api
-docs:
-	@command -v mdbook >/dev/null || { echo "docs: there is no mdbook; install it with: cargo install mdbook" >&2; exit 2; }
-	@mdbook build docs --dest-dir ../build/book
-	@RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --target-dir build/doc
-	@rm -rf build/book/api && cp -r build/doc/doc build/book/api
+docs: setup
+	@scripts/docs.sh
 
 ## make clean         everything that was built
 clean:
