@@ -14,8 +14,8 @@ if [ "$("$tool" --version 2>/dev/null)" != "mdbook v$tool_version" ]; then
     echo "docs: installing mdbook $tool_version into build/docs/tool"
     cargo install --quiet --locked mdbook --version "$tool_version" --root build/docs/tool
 fi
-"$tool" build docs --dest-dir ../build/book
-RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --target-dir build/docs/rustdoc
+"$tool" build docs --dest-dir "$PWD/build/book"
+RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --quiet --workspace --no-deps --target-dir build/docs/rustdoc
 rm -rf build/book/api
 cp -r build/docs/rustdoc/doc build/book/api
 echo "docs: build/book/index.html"

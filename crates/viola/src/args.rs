@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The command line. The long help texts are the text of the man page.
+// Help names tables of the configuration, such as [vread]: these are no links.
+#![allow(rustdoc::broken_intra_doc_links)]
 
 mod internal;
 
