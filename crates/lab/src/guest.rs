@@ -130,18 +130,27 @@ impl Guest {
     }
 
     /// Checks that its init answers.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] if the guest refuses or does not answer in time.
     pub fn ping(&self) -> Result<()> {
         self.ask::<Value>(Command::Ping, GUEST_REPLY_TIMEOUT)
             .map(drop)
     }
 
     /// Runs a program in the guest for at most a minute.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] if the guest refuses or does not answer in time.
     pub fn exec<S: AsRef<str>>(&self, argv: &[S]) -> Result<Output> {
         self.exec_for(argv, "", EXEC_TIMEOUT)
     }
 
     /// Runs a program in the guest with `stdin` as its standard input. The guest kills it after
     /// `limit`.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] if the guest refuses or does not answer in time.
     pub fn exec_for<S: AsRef<str>>(
         &self,
         argv: &[S],
@@ -159,6 +168,9 @@ impl Guest {
     }
 
     /// Starts a workload. Returns when it works, or serves requests.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] if the guest refuses or does not answer in time.
     pub fn start(&self, name: &str, workload: Workload) -> Result<()> {
         self.ask::<Value>(
             Command::Start {
@@ -171,21 +183,33 @@ impl Guest {
     }
 
     /// Stops a workload. Returns its last state.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] if the guest refuses or does not answer in time.
     pub fn stop(&self, name: &str) -> Result<Stat> {
         self.ask(Command::Stop { name: name.into() }, GUEST_REPLY_TIMEOUT)
     }
 
     /// State of a workload.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] if the guest refuses or does not answer in time.
     pub fn stat(&self, name: &str) -> Result<Stat> {
         self.ask(Command::Stat { name: name.into() }, GUEST_REPLY_TIMEOUT)
     }
 
     /// Names of its running workloads.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] if the guest refuses or does not answer in time.
     pub fn workloads(&self) -> Result<Vec<String>> {
         self.ask(Command::List, GUEST_REPLY_TIMEOUT)
     }
 
     /// Powers the guest off. Kills it after ten seconds.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] if the guest refuses or does not answer in time.
     pub fn shutdown(&self) -> Result<()> {
         if self.alive() {
             let asked = self.channel.ask(Command::Shutdown, SHUTDOWN_TIMEOUT);
@@ -203,6 +227,9 @@ impl Guest {
     }
 
     /// Restarts its kernel and the workloads of its description. Returns when they are up.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] if the guest refuses or does not answer in time.
     pub fn reboot(&self) -> Result<()> {
         let before = self.channel.boots();
         self.ask::<Value>(Command::Reboot, GUEST_REPLY_TIMEOUT)?;

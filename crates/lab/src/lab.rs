@@ -47,6 +47,9 @@ impl Lab {
     }
 
     /// As [`Lab::up`]; passes each step to `progress`.
+    ///
+    /// # Errors
+    /// As [`Lab::up`].
     pub fn up_with(spec: &Spec, paths: &Paths, progress: &mut dyn FnMut(&str)) -> Result<Self> {
         Self::up_at(spec, paths, None, progress)
     }
@@ -146,6 +149,9 @@ impl Lab {
     }
 
     /// The guest of this name.
+    ///
+    /// # Errors
+    /// [`Error::NoGuest`].
     pub fn guest(&self, name: &str) -> Result<&Guest> {
         self.guests
             .iter()
@@ -169,6 +175,9 @@ impl Lab {
 
     /// Runs `job` on a fresh thread inside the lab's network namespace. Sockets that it opens are
     /// on the host side of the lab's bridges.
+    ///
+    /// # Errors
+    /// [`Error::Net`] if the thread cannot enter the namespace.
     pub fn in_netns<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T> {
         in_netns(self.holder.netns(), job)
     }

@@ -28,6 +28,9 @@ impl Paths {
     }
 
     /// As [`Paths::find`], searching these folders and their parents.
+    ///
+    /// # Errors
+    /// [`Error::NoImage`].
     pub fn find_from<'a>(starts: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
         let run = run_folder();
         if let Some(image) = std::env::var_os("VIOLA_LAB_IMAGE") {
@@ -49,6 +52,9 @@ impl Paths {
 
     /// Uses this image. Symbolic links in its path are resolved now, so that a running lab keeps
     /// the image that it started with.
+    ///
+    /// # Errors
+    /// [`Error::NoImage`].
     pub fn with_image(image: &Path, run: PathBuf) -> Result<Self> {
         let missing = || Error::NoImage(image.to_path_buf());
         let real = image.canonicalize().map_err(|_| missing())?;

@@ -85,3 +85,32 @@ pub fn add_bridge(name: &str) -> io::Result<()> {
 pub fn add_port(bridge: &str, port: &str) -> io::Result<()> {
     set_master(index(port)?, Some(index(bridge)?))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::links::tests::in_new_netns;
+    use crate::{IpConfig, add_veth};
+
+    #[test]
+    fn an_interface_gets_an_address_a_mac_and_a_bridge() {
+        in_new_netns(|_| {
+            add_veth("a0", "b0", None).unwrap();
+            let mac = [2, 0, 0, 0, 0, 7];
+            set_mac("a0", mac).unwrap();
+            set_address("a0", Ipv4Addr::new(10, 7, 0, 2), 24).unwrap();
+            up_for_packet_socket("b0").unwrap();
+            let a = link("a0").unwrap();
+            assert!(a.up && a.running && a.mac == Some(mac), "{a:?}");
+            let config = IpConfig::read(a.index).unwrap();
+            let address = (Ipv4Addr::new(10, 7, 0, 2).into(), 24);
+            assert_eq!(config.addresses().collect::<Vec<_>>(), [address]);
+            assert!(exists("b0") && !exists("c0"));
+            add_bridge("br0").unwrap();
+            add_port("br0", "b0").unwrap();
+            let bridge = link("br0").unwrap();
+            assert_eq!(bridge.kind.as_deref(), Some("bridge"));
+            assert_eq!(link("b0").unwrap().master, Some(bridge.index));
+        });
+    }
+}

@@ -126,6 +126,10 @@ fn table(rows: &[[String; 8]]) -> String {
 
 /// Ends the lab (the only one if no name is given), waits until it is gone and returns its name.
 /// Removes what is left if the lab was killed.
+///
+/// # Errors
+/// [`Error::NotRunning`], [`Error::NoGuest`]; [`Error::Refused`] if the lab refuses or the name is
+/// ambiguous.
 pub fn down(name: Option<&str>) -> Result<String> {
     let run = run_folder();
     let name = resolve_lab(&run, name)?;
@@ -147,11 +151,18 @@ pub fn down(name: Option<&str>) -> Result<String> {
 }
 
 /// Removes what killed labs left. Returns their names.
+///
+/// # Errors
+/// [`Error::Io`] if a lock file cannot be used.
 pub fn sweep() -> Result<Vec<String>> {
     state::sweep(&run_folder())
 }
 
 /// Restarts a guest's kernel and the workloads of its description.
+///
+/// # Errors
+/// [`Error::NotRunning`], [`Error::NoGuest`]; [`Error::Refused`] if the lab refuses or the name is
+/// ambiguous.
 pub fn reboot(guest: &str) -> Result<()> {
     let run = run_folder();
     let (lab, guest) = resolve_guest(&run, guest)?;

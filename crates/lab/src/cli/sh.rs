@@ -24,6 +24,10 @@ const LEAVE: u8 = 0x1d;
 
 /// Runs a command in a guest (`GUEST` or `LAB/GUEST`), prints its output and returns its exit
 /// status. Opens a shell if there is no command.
+///
+/// # Errors
+/// [`Error::NotRunning`], [`Error::NoGuest`]; [`Error::Refused`] if the lab refuses or the name is
+/// ambiguous.
 pub fn sh(guest: &str, command: &[String]) -> Result<u8> {
     let run = run_folder();
     let (lab, guest) = resolve_guest(&run, guest)?;
@@ -71,6 +75,10 @@ pub fn sh(guest: &str, command: &[String]) -> Result<u8> {
 
 /// Replaces this process by a program of this host in the network namespace of a lab (the only one
 /// if no name is given). Returns only on failure.
+///
+/// # Errors
+/// [`Error::NotRunning`], [`Error::NoGuest`]; [`Error::Refused`] if the lab refuses or the name is
+/// ambiguous.
 pub fn net(lab: Option<&str>, command: &[String]) -> Result<std::convert::Infallible> {
     let run = run_folder();
     let lab = resolve_lab(&run, lab)?;

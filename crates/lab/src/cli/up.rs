@@ -30,6 +30,9 @@ pub struct Up {
 
 /// Starts a lab and prints each step. In the foreground it returns when the lab has ended, else as
 /// soon as all guests are up.
+///
+/// # Errors
+/// [`Error::Spec`], [`Error::AlreadyRunning`], or why the lab cannot start.
 pub fn up(options: &Up) -> Result<()> {
     let spec = Spec::load(&options.spec)?;
     if options.foreground {
@@ -86,6 +89,9 @@ pub fn up(options: &Up) -> Result<()> {
 
 /// Holds a lab in this process and reports its steps to the program that started it. Returns when
 /// the lab has ended.
+///
+/// # Errors
+/// [`Error::Spec`], [`Error::AlreadyRunning`], or why the lab cannot start.
 pub fn supervise(spec: &Path) -> Result<()> {
     // a failed write means that the starting program is gone: start no lab then
     let report = |line: String| -> Result<()> {

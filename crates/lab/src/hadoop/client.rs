@@ -96,6 +96,9 @@ impl Client {
     }
 
     /// As [`Client::ask`], for requests whose answer has another shape.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] with the client's error.
     pub fn ask_for<T: DeserializeOwned>(&mut self, request: &str) -> Result<T> {
         let failed = |what: String| Error::guest(&self.guest, format!("`{request}`: {what}"));
         let mut line = String::new();

@@ -87,6 +87,9 @@ impl<'a> Hdfs<'a> {
 
     /// Mounts the first disk of another guest, starts a DataNode there and waits until the NameNode
     /// knows it.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] with the error of the guest or program.
     pub fn join(&mut self, guest: &'a Guest, options: &Options) -> Result<()> {
         mount(guest, options)?;
         self.others.push(guest);
@@ -96,6 +99,9 @@ impl<'a> Hdfs<'a> {
     }
 
     /// Sets a key of `hdfs-site.xml` for daemons and clients that start later.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] with the error of the guest or program.
     pub fn set(&mut self, key: &str, value: &str) -> Result<()> {
         self.keys.insert(key.into(), value.into());
         self.prepare(self.node)?;
@@ -103,11 +109,17 @@ impl<'a> Hdfs<'a> {
     }
 
     /// Starts both daemons, which must not be running, and waits until safe mode is off.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] with the error of the guest or program.
     pub fn start_daemons(&self) -> Result<()> {
         self.start_daemons_with(&[], &[])
     }
 
     /// The same with arguments for the NameNode and the DataNode, for example `-upgrade`.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] with the error of the guest or program.
     pub fn start_daemons_with(&self, name_node: &[&str], data_node: &[&str]) -> Result<()> {
         self.start_daemon(self.node, "namenode", name_node)?;
         self.start_daemon(self.node, "datanode", data_node)?;
@@ -115,6 +127,9 @@ impl<'a> Hdfs<'a> {
     }
 
     /// Starts a daemon, `namenode` or `datanode`, which must not be running. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] with the error of the guest or program.
     pub fn start_daemon(&self, guest: &Guest, short: &str, arguments: &[&str]) -> Result<()> {
         let class = match short {
             "namenode" => "namenode.NameNode",
@@ -125,6 +140,9 @@ impl<'a> Hdfs<'a> {
     }
 
     /// Ends both daemons, the DataNode first.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] with the error of the guest or program.
     pub fn stop_daemons(&self) -> Result<()> {
         let script = "for d in datanode namenode; do p=$(cat /run/$d.pid); kill $p 2>/dev/null || continue; \
             i=0; while kill -0 $p 2>/dev/null; do i=$((i+1)); [ $i -lt 100 ] || kill -9 $p; sleep 0.1; done; done";
@@ -185,6 +203,9 @@ impl<'a> Hdfs<'a> {
     }
 
     /// Prepares a guest to run Java with this HDFS's configuration.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] with the error of the guest or program.
     pub fn prepare(&self, guest: &Guest) -> Result<()> {
         let mut hosts = self.hosts.clone();
         // programs look up the name of the host that they run on
@@ -209,6 +230,9 @@ impl<'a> Hdfs<'a> {
     }
 
     /// Runs a Java class in a prepared guest.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] with the error of the guest or program.
     pub fn java(
         &self,
         guest: &Guest,
@@ -220,6 +244,9 @@ impl<'a> Hdfs<'a> {
     }
 
     /// The same with a standard input.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] with the error of the guest or program.
     pub fn java_fed(
         &self,
         guest: &Guest,
@@ -233,6 +260,9 @@ impl<'a> Hdfs<'a> {
 
     /// Runs `hdfs dfs` in a prepared guest. `into` redirects its standard output in the shell's
     /// words (`"| sha256sum"`, `"> /dev/null"`).
+    ///
+    /// # Errors
+    /// [`Error::Guest`] with the error of the guest or program.
     pub fn shell(
         &self,
         guest: &Guest,
@@ -269,6 +299,9 @@ impl<'a> Hdfs<'a> {
     }
 
     /// Starts the benchmark client in a guest and connects to it.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] with the error of the guest or program.
     pub fn client(&self, lab: &Lab, guest: &Guest) -> Result<Client> {
         self.client_with(lab, guest, JavaStack::Hadoop, Client::PORT)
     }

@@ -27,11 +27,17 @@ pub struct LocalHdfs {
 
 impl LocalHdfs {
     /// Starts it with all files in `folder`, which is emptied first, and connects a client.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with the last lines of a failed process's log.
     pub fn start(hadoop: &Hadoop, folder: &Path) -> Result<(Self, Client)> {
         Self::start_with(hadoop, folder, &[])
     }
 
     /// The same with further keys of `hdfs-site.xml`.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with the last lines of a failed process's log.
     pub fn start_with(
         hadoop: &Hadoop,
         folder: &Path,

@@ -59,6 +59,9 @@ impl Hadoop {
     }
 
     /// As [`Hadoop::find`], searching these folders and their parents.
+    ///
+    /// # Errors
+    /// [`Error::NoHadoop`] if it is missing.
     pub fn find_from<'a>(starts: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
         starts
             .into_iter()
