@@ -9,9 +9,11 @@
 //!
 //! [`restore`] keeps the attributes that threads had before, and restores them.
 
+mod core_lock;
 pub mod eevdf;
 mod mechanism;
 mod plan;
+mod priorities;
 pub mod restore;
 pub mod scx;
 pub mod slots;

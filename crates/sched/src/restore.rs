@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use viola_host::attrs::{self, AttrError, Policy, SavedThread, SchedAttr};
 use viola_host::{CpuSet, HostError, ServiceKind, Thread, Tid, Vm, proc};
 
-use crate::slots::PRIORITIES;
+use crate::priorities::PRIORITIES;
 
 /// Why attributes could not be saved or restored.
 #[derive(Debug, thiserror::Error)]

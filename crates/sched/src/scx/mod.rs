@@ -22,10 +22,10 @@ use viola_meter::acct::Acct;
 use self::layout::CoreRows;
 use self::load::Loaded;
 use self::rows::{VmIds, rows};
+use crate::core_lock::lock_core;
 use crate::mechanism::{CoreHealth, Health, Mechanism, SchedError, Usage};
 use crate::plan::Plan;
 use crate::restore::{SavedState, restore_file, restore_threads, restore_vm};
-use crate::slots::lock_core;
 
 use layout::VmStats;
 pub use layout::{CoreStats, Knobs};

@@ -27,8 +27,9 @@ use viola_policy::turbo::{OtherCoreUsage, RegularCore, TurboCore};
 use super::budget::Budget;
 use super::filler::Filler;
 use super::shared::{LocalPlan, SharedCore, SharedMemory, now};
-use super::threads::{CONTROLLER_PRIORITY, VmThreads, set_cpu, set_fifo, set_ordinary};
+use super::threads::{VmThreads, set_cpu, set_fifo, set_ordinary};
 use crate::plan::Algorithm;
+use crate::priorities::CONTROLLER_PRIORITY;
 
 /// Longest sleep: the watchdog expects a heartbeat, ns.
 pub const HEARTBEAT_INTERVAL: Nanos = 50_000_000;

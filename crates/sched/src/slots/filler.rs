@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use super::controller::become_realtime;
-use super::threads::{FILLER_IDLE_PRIORITY, FILLER_PRIORITY, set_fifo};
+use super::threads::set_fifo;
+use crate::priorities::{FILLER_IDLE_PRIORITY, FILLER_PRIORITY};
 
 /// Keeps the core busy while a VM over its cap must not run.
 ///

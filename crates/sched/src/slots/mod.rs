@@ -32,11 +32,10 @@ use viola_meter::acct::Acct;
 
 use self::shared::{MAX_CORES, PoolCore, SharedMemory, now};
 use self::watchdog::{CoreArgs, HelperArgs, WatchdogExit, set_cloexec};
+use crate::core_lock::lock_core;
 use crate::mechanism::{CoreHealth, Health, Mechanism, SchedError};
 use crate::plan::{Algorithm, Plan};
 use crate::restore::{SavedState, restore_file, restore_vm};
-
-pub use threads::PRIORITIES;
 
 const NAME: &str = "slots";
 /// Timeout for controller and watchdog to start, to follow a plan, or to end.
@@ -244,39 +243,6 @@ fn release_held(plan: &Plan) {
                     threads::set_cpu(t.tid, core.cpu);
                 }
             }
-        }
-    }
-}
-
-/// Takes the host-wide lock of a core.
-pub(crate) fn lock_core(cpu: u32, mechanism: &'static str) -> Result<OwnedFd, SchedError> {
-    let path = format!("/run/viola-cpu{cpu}.lock");
-    let io = |source: std::io::Error| SchedError::Io {
-        what: path.clone(),
-        source,
-    };
-    let file = std::fs::OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path)
-        .map_err(io)?;
-    let deadline = Instant::now() + HELPER_TIMEOUT / 3;
-    loop {
-        match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file.into()),
-            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                return Err(SchedError::Unavailable {
-                    mechanism,
-                    why: format!(
-                        "another viola manages core {cpu} ({path} is locked); stop that one first"
-                    ),
-                });
-            }
-            Err(e) => return Err(io(e.into())),
         }
     }
 }

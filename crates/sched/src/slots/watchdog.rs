@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use super::controller::{CoreFiles, lock_memory, pin, run_core};
 use super::shared::{SharedMemory, now};
-use super::threads::{WATCHDOG_PRIORITY, set_fifo};
+use super::threads::set_fifo;
+use crate::priorities::WATCHDOG_PRIORITY;
 use crate::restore::{restore_and_keep_file, restore_file};
 
 /// A controller without a heartbeat for this time counts as hung.
