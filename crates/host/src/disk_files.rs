@@ -101,28 +101,7 @@ fn is_block_device(meta: &fs::Metadata) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpuset::CpuSet;
-    use crate::vm::{Hypervisor, VmId};
-
-    fn me() -> Vm {
-        let pid = std::process::id();
-        Vm {
-            id: VmId::new(Hypervisor::Qemu, "me"),
-            name: "me".into(),
-            hypervisor: Hypervisor::Qemu,
-            pid,
-            start_time: 1,
-            vcpus: Vec::new(),
-            service: Vec::new(),
-            disks: Vec::new(),
-            nics: Vec::new(),
-            cgroup: None,
-            cores: CpuSet::new(),
-            status: None,
-            uuid: None,
-            libvirt: false,
-        }
-    }
+    use crate::vm::tests::own_process;
 
     #[test]
     fn only_files_that_the_vm_has_open_are_opened() {
@@ -130,20 +109,20 @@ mod tests {
         let path = dir.path().join("disk.img");
         fs::write(&path, "x").unwrap();
         assert_eq!(
-            open(&me(), &path).unwrap_err().kind(),
+            open(&own_process(), &path).unwrap_err().kind(),
             io::ErrorKind::NotFound
         );
         let held = File::open(&path).unwrap();
-        let (_, id) = open(&me(), &path).unwrap();
+        let (_, id) = open(&own_process(), &path).unwrap();
         assert_eq!(id, file_id(&held.metadata().unwrap()));
         // By another name of the same file, too.
         let link = dir.path().join("link.img");
         std::os::unix::fs::symlink(&path, &link).unwrap();
-        assert_eq!(open(&me(), &link).unwrap().1, id);
+        assert_eq!(open(&own_process(), &link).unwrap().1, id);
         // Another file at that path is not the VM's.
         fs::remove_file(&path).unwrap();
         fs::write(&path, "y").unwrap();
         let other = file_id(&fs::metadata(&path).unwrap());
-        assert!(open(&me(), &path).is_err() || other == id);
+        assert!(open(&own_process(), &path).is_err() || other == id);
     }
 }

@@ -123,48 +123,27 @@ fn arguments(vm: &Vm, hypervisor: Hypervisor) -> Result<Option<Vec<String>>, Hos
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpuset::CpuSet;
-    use crate::vm::VmId;
+    use crate::vm::tests::own_process;
     use std::os::unix::net::UnixListener;
-
-    fn me() -> Vm {
-        let pid = std::process::id();
-        Vm {
-            id: VmId::new(Hypervisor::Qemu, "me"),
-            name: "me".into(),
-            hypervisor: Hypervisor::Qemu,
-            pid,
-            start_time: 1,
-            vcpus: Vec::new(),
-            service: Vec::new(),
-            disks: Vec::new(),
-            nics: Vec::new(),
-            cgroup: None,
-            cores: CpuSet::new(),
-            status: None,
-            uuid: None,
-            libvirt: false,
-        }
-    }
 
     #[test]
     fn a_listening_socket_named_after_the_port_is_found() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(AGENT_PORT);
-        assert_eq!(agent_socket(&me()).unwrap(), None);
+        assert_eq!(agent_socket(&own_process()).unwrap(), None);
         let _listener = UnixListener::bind(&path).unwrap();
-        let found = agent_socket(&me()).unwrap().unwrap();
+        let found = agent_socket(&own_process()).unwrap().unwrap();
         assert!(
             found.ends_with(path.strip_prefix("/").unwrap()),
             "{found:?}"
         );
         assert!(std::os::unix::net::UnixStream::connect(&found).is_ok());
         // the other port is another one
-        assert_eq!(port_socket(&me(), READ_PORT).unwrap(), None);
+        assert_eq!(port_socket(&own_process(), READ_PORT).unwrap(), None);
         let path = dir.path().join(READ_PORT);
         let _listener = UnixListener::bind(&path).unwrap();
         assert!(
-            port_socket(&me(), READ_PORT)
+            port_socket(&own_process(), READ_PORT)
                 .unwrap()
                 .unwrap()
                 .ends_with(READ_PORT)

@@ -226,8 +226,29 @@ pub(crate) fn printable(name: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// This process as a VM of QEMU.
+    pub(crate) fn own_process() -> Vm {
+        let pid = std::process::id();
+        Vm {
+            id: VmId::new(Hypervisor::Qemu, "me"),
+            name: "me".into(),
+            hypervisor: Hypervisor::Qemu,
+            pid,
+            start_time: 1,
+            vcpus: Vec::new(),
+            service: Vec::new(),
+            disks: Vec::new(),
+            nics: Vec::new(),
+            cgroup: None,
+            cores: CpuSet::new(),
+            status: None,
+            uuid: None,
+            libvirt: false,
+        }
+    }
 
     #[test]
     fn an_id_is_the_hypervisor_and_the_name() {

@@ -134,11 +134,14 @@ fn thread_names_identify_vcpus_while_another_client_holds_qmp() {
     assert_eq!(kinds(&vms[0], ServiceKind::Iothread).len(), 1);
     assert_eq!(vms[0].disks[0].path, image.path());
     assert_eq!(vms[0].status, None, "no query was possible");
-    let said = warnings(&inventory, &qemu.name).join("\n");
-    assert!(said.contains(qemu.socket().to_str().unwrap()), "{said}");
+    let warning = warnings(&inventory, &qemu.name).join("\n");
     assert!(
-        said.contains("another client") && said.contains("by name"),
-        "{said}"
+        warning.contains(qemu.socket().to_str().unwrap()),
+        "{warning}"
+    );
+    assert!(
+        warning.contains("another client") && warning.contains("by name"),
+        "{warning}"
     );
 }
 
@@ -148,10 +151,10 @@ fn without_qmp_and_names_a_warning_gives_the_remedy_until_qmp_answers() {
     let qemu = Qemu::start("nameless", "-name guest=%,debug-threads=off -smp 2");
     let client = Client::hold(&qemu.socket());
     let mut inventory = Inventory::scan().unwrap();
-    let said = warnings(&inventory, &qemu.name).join("\n");
+    let warning = warnings(&inventory, &qemu.name).join("\n");
     let vms = until(&mut inventory, &qemu.name, |vms, _| vms.len() == 1);
     assert_eq!(vms[0].vcpus.len(), 0);
-    assert!(said.contains("debug-threads=on"), "{said}");
+    assert!(warning.contains("debug-threads=on"), "{warning}");
     drop(client);
     let vms = until(&mut inventory, &qemu.name, |vms, warnings| {
         has_vcpus(vms, 2) && warnings.is_empty()

@@ -383,7 +383,7 @@ impl Meter {
         }
     }
 
-    /// The last snapshots, oldest first: at least [`MIN_HISTORY`] once there were so many.
+    /// The last snapshots, oldest first: at least 50 once there were so many.
     pub fn history(&self) -> &VecDeque<Snapshot> {
         &self.history
     }

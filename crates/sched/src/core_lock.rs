@@ -33,12 +33,12 @@ pub(crate) fn lock_core(cpu: u32, mechanism: &'static str) -> Result<OwnedFd, Sc
                 std::thread::sleep(Duration::from_millis(10));
             }
             Err(rustix::io::Errno::WOULDBLOCK) => {
-                return Err(SchedError::Unavailable {
+                return Err(SchedError::unavailable(
                     mechanism,
-                    why: format!(
+                    format!(
                         "another viola manages core {cpu} ({path} is locked); stop that one first"
                     ),
-                });
+                ));
             }
             Err(e) => return Err(io(e.into())),
         }

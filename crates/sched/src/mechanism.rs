@@ -37,6 +37,13 @@ pub enum SchedError {
     Attr(#[from] viola_host::attrs::AttrError),
 }
 
+impl SchedError {
+    pub(crate) fn unavailable(mechanism: &'static str, why: impl Into<String>) -> Self {
+        let why = why.into();
+        Self::Unavailable { mechanism, why }
+    }
+}
+
 /// The state of a mechanism.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Health {

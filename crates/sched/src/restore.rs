@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use viola_host::attrs::{self, AttrError, Policy, SavedThread, SchedAttr};
 use viola_host::{CpuSet, HostError, ServiceKind, Thread, Tid, Vm, proc};
 
+use crate::plan::Plan;
 use crate::priorities::PRIORITIES;
 
 /// Why attributes could not be saved or restored.
@@ -124,6 +125,18 @@ impl SavedState {
             .map_err(fail)?;
         file.write_all(&json).map_err(fail)?;
         fs::rename(&temporary, path).map_err(fail)
+    }
+
+    /// Records every VM of a plan; returns whether anything is new. Call it before the first change: only recorded attributes can be
+    /// restored.
+    pub(crate) fn record_plan(&mut self, plan: &Plan, vms: &[Vm]) -> Result<bool, RestoreError> {
+        let before = self.clone();
+        for planned in plan.cores.iter().flat_map(|core| &core.vms) {
+            if let Some(vm) = vms.iter().find(|vm| vm.pid as i32 == planned.pid) {
+                self.record(vm, false)?;
+            }
+        }
+        Ok(*self != before)
     }
 
     /// Records the present attributes of a VM's threads, except those already recorded and those with a priority of viola's
@@ -362,10 +375,10 @@ mod tests {
         let path = dir.path().join("slots.json");
         assert_eq!(SavedState::read(&path).unwrap(), SavedState::default());
         fs::write(&path, b"{\"vms\":").unwrap();
-        let said = SavedState::read(&path).unwrap_err().to_string();
+        let error = SavedState::read(&path).unwrap_err().to_string();
         assert!(
-            said.contains("slots.json") && said.contains("chrt"),
-            "{said}"
+            error.contains("slots.json") && error.contains("chrt"),
+            "{error}"
         );
     }
 

@@ -123,19 +123,19 @@ fn a_vm_is_found_with_its_vcpus_until_it_ends() {
         "--nocapture",
     ]);
     let mut process = Process(command.stdout(Stdio::piped()).spawn().unwrap());
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     let out = process.0.stdout.as_mut().unwrap();
-    while !String::from_utf8_lossy(&said).contains("here\n") {
+    while !String::from_utf8_lossy(&output).contains("here\n") {
         let mut more = [0; 256];
         let n = out.read(&mut more).unwrap();
-        assert!(n > 0, "{}", String::from_utf8_lossy(&said));
-        said.extend_from_slice(&more[..n]);
+        assert!(n > 0, "{}", String::from_utf8_lossy(&output));
+        output.extend_from_slice(&more[..n]);
     }
     let pid = process.0.id();
     let mut inventory = Inventory::new().unwrap();
-    let mine = |i: &Inventory| i.vms().iter().find(|vm| vm.pid == pid).cloned();
+    let found = |i: &Inventory| i.vms().iter().find(|vm| vm.pid == pid).cloned();
     inventory.refresh().unwrap();
-    let vm = mine(&inventory).unwrap();
+    let vm = found(&inventory).unwrap();
     assert_eq!(vm.hypervisor, Hypervisor::Firecracker);
     assert_eq!(vm.id.as_str(), format!("firecracker:pid-{pid}"));
     assert_eq!(vm.vcpus.iter().map(|v| v.index).collect::<Vec<_>>(), [0, 1]);
@@ -143,7 +143,7 @@ fn a_vm_is_found_with_its_vcpus_until_it_ends() {
     assert!(vm.service.iter().any(|s| s.kind == ServiceKind::Emulator));
     drop(process);
     inventory.refresh().unwrap();
-    assert_eq!(mine(&inventory), None);
+    assert_eq!(found(&inventory), None);
 }
 
 /// Answers each connection with the next of `answers`, whatever the request.
@@ -197,7 +197,7 @@ fn cloud_hypervisor_reports_state_disks_and_addresses() {
     let (_dir, socket) = serve(vec![http(info)]);
     let answer = api::query(Hypervisor::CloudHypervisor, &socket).unwrap();
     assert_eq!((answer.state.as_str(), answer.disks.len()), ("paused", 1));
-    assert_eq!(answer.disks[0].format, None, "images are not looked into");
+    assert_eq!(answer.disks[0].format, None, "viola does not probe images");
     assert_eq!(answer.macs["vmtap0"], "12:34:56:78:90:ab");
 }
 

@@ -3,6 +3,8 @@
 
 use viola_policy::slices::{InterleavedConfig, MS, Nanos, US};
 
+/// Name of the mechanism.
+pub const NAME: &str = "sched_ext";
 /// Most VMs on one core.
 pub const ROWS: usize = viola_policy::slices::MAX_VMS;
 /// VM ids on one host are `1..VM_IDS`.

@@ -19,7 +19,7 @@ use viola_host::Vm;
 use viola_host::attrs::{self, Policy, RESET_ON_FORK, SchedAttr};
 use viola_meter::acct::Acct;
 
-use self::layout::CoreRows;
+use self::layout::{CoreRows, NAME};
 use self::load::Loaded;
 use self::rows::{VmIds, rows};
 use crate::core_lock::lock_core;
@@ -30,8 +30,6 @@ use crate::restore::{SavedState, restore_file, restore_threads, restore_vm};
 use layout::VmStats;
 pub use layout::{CoreStats, Knobs};
 pub use load::ScxError;
-
-const NAME: &str = "sched_ext";
 
 /// A scheduler that the kernel has verified but not attached.
 pub struct VerifiedScheduler(Loaded);
@@ -159,7 +157,10 @@ impl Scx {
         for core in &plan.cores {
             let rows = rows(core, None, &mut ids)?;
             if core.cpu >= loaded.cpus {
-                return Err(unavailable(format!("there is no CPU {}", core.cpu)));
+                return Err(SchedError::unavailable(
+                    NAME,
+                    format!("there is no CPU {}", core.cpu),
+                ));
             }
             loaded.publish(core.cpu, 1, &rows)?;
             cores.push(Core {
@@ -192,13 +193,6 @@ impl Scx {
         self.state = SavedState::default();
         first?;
         Ok(())
-    }
-}
-
-fn unavailable(why: String) -> SchedError {
-    SchedError::Unavailable {
-        mechanism: NAME,
-        why,
     }
 }
 
@@ -316,14 +310,7 @@ impl Mechanism for Scx {
 impl Scx {
     /// Brings rows and threads in line with the plan.
     fn apply_plan(&mut self, plan: &Plan, vms: &[Vm]) -> Result<(), SchedError> {
-        // Record the attributes before the first change: only recorded ones can be restored.
-        let before = self.state.clone();
-        for v in plan.cores.iter().flat_map(|c| &c.vms) {
-            if let Some(vm) = vms.iter().find(|vm| vm.pid as i32 == v.pid) {
-                self.state.record(vm, false)?;
-            }
-        }
-        if self.state != before {
+        if self.state.record_plan(plan, vms)? {
             self.state.write(&self.saved)?;
         }
         let Some(running) = self.running.as_mut() else {

@@ -20,7 +20,7 @@ use viola_policy::turbo::{
 use super::layout::{Kind, ROWS, VmParams};
 
 type Configure = unsafe extern "C" fn(u64, u32, u64, u64, u64, u32, *const VmParams);
-type Hear = unsafe extern "C" fn(u32, u64, u64, u64, u32);
+type AddOtherCores = unsafe extern "C" fn(u32, u64, u64, u64, u32);
 type Due = unsafe extern "C" fn(u32, *mut u32) -> u64;
 type Decide =
     unsafe extern "C" fn(u64, *const u64, *const u32, *mut u32, *mut u64, *mut u32) -> u64;
@@ -29,7 +29,7 @@ type Decide =
 struct Library {
     reset: unsafe extern "C" fn(),
     configure: Configure,
-    hear: Hear,
+    add_other_cores: AddOtherCores,
     due: Due,
     decide: Decide,
 }
@@ -71,7 +71,9 @@ fn load() -> Library {
             configure: std::mem::transmute::<*mut libc::c_void, Configure>(symbol(
                 c"replay_configure",
             )),
-            hear: std::mem::transmute::<*mut libc::c_void, Hear>(symbol(c"replay_add_other_cores")),
+            add_other_cores: std::mem::transmute::<*mut libc::c_void, AddOtherCores>(symbol(
+                c"replay_add_other_cores",
+            )),
             due: std::mem::transmute::<*mut libc::c_void, Due>(symbol(c"replay_due")),
             decide: std::mem::transmute::<*mut libc::c_void, Decide>(symbol(c"replay_decide")),
         }
@@ -168,16 +170,22 @@ impl<'a> Both<'a> {
     }
 
     /// Reports to both what the VMs ran on other cores, by row.
-    fn hear(&mut self, of: impl Fn(usize) -> OtherCoreUsage) {
-        let heard: Vec<OtherCoreUsage> = self.order.iter().map(|row| of(*row)).collect();
+    fn add_other_cores(&mut self, of: impl Fn(usize) -> OtherCoreUsage) {
+        let usage: Vec<OtherCoreUsage> = self.order.iter().map(|row| of(*row)).collect();
         let Some(pooled) = self.policy.pooled() else {
             return;
         };
-        pooled.add_other_cores(&heard);
-        for (row, e) in self.order.iter().zip(&heard) {
+        pooled.add_other_cores(&usage);
+        for (row, e) in self.order.iter().zip(&usage) {
             // SAFETY: a row that is in use.
             unsafe {
-                (self.library.hear)(*row as u32, e.turbo, e.total, e.due, u32::from(e.waits));
+                (self.library.add_other_cores)(
+                    *row as u32,
+                    e.turbo,
+                    e.total,
+                    e.due,
+                    u32::from(e.waits),
+                );
             }
         }
     }
@@ -333,14 +341,14 @@ enum Step {
     /// Time passes. For each VM: the share of it that the VM ran, and whether the VM is runnable now.
     Decide(Nanos, Vec<(u16, bool)>),
     /// A VM arrives, in the place of the one in this row.
-    Come(usize, Params),
+    Arrive(usize, Params),
     /// The parameters of a VM change.
     Change(usize, Params),
-    Go(usize),
+    Leave(usize),
     /// VMs ran on other cores: each a part of this time, by row.
-    Hear(Nanos, Vec<(u16, bool)>),
+    OtherCores(Nanos, Vec<(u16, bool)>),
     /// The algorithm of the core changes.
-    Become(Kind),
+    SetKind(Kind),
 }
 
 fn kind() -> impl Strategy<Value = Kind> {
@@ -353,15 +361,15 @@ fn kind() -> impl Strategy<Value = Kind> {
 
 fn step() -> impl Strategy<Value = Step> {
     let seen = proptest::collection::vec((0..1_000u16, any::<bool>()), 8);
-    let heard = proptest::collection::vec((0..1_000u16, any::<bool>()), 8);
+    let usage = proptest::collection::vec((0..1_000u16, any::<bool>()), 8);
     let span = prop_oneof![5 => 1..5 * MS, 1 => 1..100 * US, 1 => 1..2_000 * MS];
     prop_oneof![
         20 => (span, seen).prop_map(|(span, seen)| Step::Decide(span, seen)),
-        1 => (0..8usize, params()).prop_map(|(row, p)| Step::Come(row, p)),
+        1 => (0..8usize, params()).prop_map(|(row, p)| Step::Arrive(row, p)),
         1 => (0..8usize, params()).prop_map(|(row, p)| Step::Change(row, p)),
-        1 => (0..8usize).prop_map(Step::Go),
-        6 => (prop_oneof![9 => 1..2 * MS, 1 => 1..100 * MS], heard).prop_map(|(span, heard)| Step::Hear(span, heard)),
-        1 => kind().prop_map(Step::Become),
+        1 => (0..8usize).prop_map(Step::Leave),
+        6 => (prop_oneof![9 => 1..2 * MS, 1 => 1..100 * MS], usage).prop_map(|(span, usage)| Step::OtherCores(span, usage)),
+        1 => kind().prop_map(Step::SetKind),
     ]
 }
 
@@ -403,7 +411,7 @@ proptest! {
                         }).collect();
                         both.decide(now, &seen, &mut out);
                     }
-                    Step::Come(row, p) => {
+                    Step::Arrive(row, p) => {
                         put(&mut both, row, p, None);
                         both.configured(now);
                     }
@@ -413,13 +421,13 @@ proptest! {
                         both.configured(now);
                     }
                     Step::Change(..) => {}
-                    Step::Hear(span, heard) => both.hear(|row| {
-                        let (part, waits) = heard[row % heard.len()];
+                    Step::OtherCores(span, usage) => both.add_other_cores(|row| {
+                        let (part, waits) = usage[row % usage.len()];
                         let total = if part < 300 { 0 } else { span * u64::from(part) / 1_000 };
                         OtherCoreUsage { turbo: total / 2, total, due: total * 3 / 2, waits }
                     }),
-                    Step::Become(kind) => both.set_kind(kind, now),
-                    Step::Go(row) => {
+                    Step::SetKind(kind) => both.set_kind(kind, now),
+                    Step::Leave(row) => {
                         both.rows[row] = VmParams::default();
                         both.configured(now);
                     }
@@ -435,7 +443,7 @@ proptest! {
         late in 0..50 * US,
         seed in any::<u64>(),
         (kind, reserve) in (kind(), prop_oneof![Just(0), Just(400)]),
-        heard in proptest::collection::vec((0..1_000u16, any::<bool>()), 8),
+        usage in proptest::collection::vec((0..1_000u16, any::<bool>()), 8),
     ) {
         with_library(|library| {
             let vms: Vec<SimVm> = vms.into_iter().enumerate().map(|(i, (params, behaviour))| SimVm {
@@ -446,8 +454,8 @@ proptest! {
             let mut core = Core::new(Both::new(library, kind, 4 * MS, reserve), &vms, driver, seed);
             for at in 1..=200 {
                 core.run_until(at * MS).unwrap();
-                core.scheduler_mut().hear(|row| {
-                    let (part, waits) = heard[(row + at as usize) % heard.len()];
+                core.scheduler_mut().add_other_cores(|row| {
+                    let (part, waits) = usage[(row + at as usize) % usage.len()];
                     let turbo = u64::from(part) * US / 3;
                     OtherCoreUsage { turbo, total: 2 * turbo, due: turbo * 2, waits }
                 });

@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use viola_policy::slices::Class;
 
-use super::layout::{CoreRows, Kind, ROWS, VM_IDS, VmParams};
-use super::unavailable;
+use super::layout::{CoreRows, Kind, NAME, ROWS, VM_IDS, VmParams};
 use crate::mechanism::SchedError;
 use crate::plan::{Algorithm, CorePlan, VmPlan};
 
@@ -48,17 +47,21 @@ pub(super) fn rows(
         Algorithm::Regular => Kind::Regular,
         Algorithm::Turbo => Kind::Turbo,
         Algorithm::Paper | Algorithm::Credit { .. } => {
-            return Err(unavailable(
-                "it has mode interleaved only; use mechanism = \"slots\" for the others".into(),
+            return Err(SchedError::unavailable(
+                NAME,
+                "it has mode interleaved only; use mechanism = \"slots\" for the others",
             ));
         }
     };
     if core.vms.len() > ROWS {
-        return Err(unavailable(format!(
-            "{} VMs are to share core {}, and a core has room for {ROWS}",
-            core.vms.len(),
-            core.cpu
-        )));
+        return Err(SchedError::unavailable(
+            NAME,
+            format!(
+                "{} VMs are to share core {}, and a core has room for {ROWS}",
+                core.vms.len(),
+                core.cpu
+            ),
+        ));
     }
     let mut rows = CoreRows {
         batch_slice: core.batch_slice,
@@ -68,9 +71,9 @@ pub(super) fn rows(
     };
     let mut new = Vec::new();
     for vm in &core.vms {
-        let id = ids
-            .get(vm.pid)
-            .ok_or_else(|| unavailable(format!("one host has room for {} VMs", VM_IDS - 1)))?;
+        let id = ids.get(vm.pid).ok_or_else(|| {
+            SchedError::unavailable(NAME, format!("one host has room for {} VMs", VM_IDS - 1))
+        })?;
         let params = params(vm, id);
         let old = before.and_then(|b| b.vms.iter().position(|v| v.id == id));
         match old {

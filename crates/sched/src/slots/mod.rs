@@ -100,13 +100,13 @@ impl Slots {
             move |source| SchedError::Io { what, source }
         };
         if plan.cores.len() > MAX_CORES {
-            return Err(SchedError::Unavailable {
-                mechanism: NAME,
-                why: format!(
+            return Err(SchedError::unavailable(
+                NAME,
+                format!(
                     "{} cores are to be managed, and one host has room for {MAX_CORES}",
                     plan.cores.len()
                 ),
-            });
+            ));
         }
         let (shared, shared_fd) =
             SharedMemory::create().map_err(io("creating the shared memory"))?;
@@ -193,10 +193,7 @@ impl Slots {
                     continue;
                 }
             };
-            return Err(SchedError::Unavailable {
-                mechanism: NAME,
-                why: why.into(),
-            });
+            return Err(SchedError::unavailable(NAME, why));
         }
         Ok(())
     }
@@ -274,22 +271,15 @@ impl Mechanism for Slots {
                 .map(|&cpu| lock_core(cpu, NAME))
                 .collect::<Result<_, _>>()?,
         };
-        // Record the attributes before the first change: only recorded ones can be restored.
-        let before = self.state.clone();
-        for v in plan.cores.iter().flat_map(|c| &c.vms) {
-            if let Some(vm) = vms.iter().find(|vm| vm.pid as i32 == v.pid) {
-                self.state.record(vm, false)?;
-            }
-        }
-        if self.state != before || self.running.is_none() {
+        if self.state.record_plan(plan, vms)? || self.running.is_none() {
             self.state.write(&self.saved)?;
         }
         if self.running.is_none() {
             let Some(acct) = acct else {
-                return Err(SchedError::Unavailable {
-                    mechanism: NAME,
-                    why: "it needs the accounting program (BPF with BTF, root)".into(),
-                });
+                return Err(SchedError::unavailable(
+                    NAME,
+                    "it needs the accounting program (BPF with BTF, root)",
+                ));
             };
             let mut running = self.start(plan, locks, acct)?;
             self.state.processes = vec![(
@@ -425,11 +415,11 @@ mod tests {
 
     #[test]
     fn a_held_thread_is_returned_but_not_one_that_an_operator_moved() {
-        let mine: Vec<u32> = match viola_host::topology::online() {
+        let cpus: Vec<u32> = match viola_host::topology::online() {
             Ok(online) => online.iter().collect(),
             Err(_) => return,
         };
-        let [home, away, ..] = mine[..] else { return };
+        let [home, away, ..] = cpus[..] else { return };
         let plan = |tid: u32, cpu: u32, hold_cpu: Option<u32>| Plan {
             cores: vec![CorePlan {
                 cpu,
