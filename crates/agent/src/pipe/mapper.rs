@@ -8,9 +8,9 @@ use std::sync::mpsc::Receiver;
 use viola_extents::guest::{Mapper, Refusal};
 use viola_proto::pipe::PipeId;
 
-use super::Completion;
 use super::counters::Counters;
 use super::reason::Reason;
+use super::state::Completion;
 use crate::io::extents::to_wire;
 use crate::io::queue;
 

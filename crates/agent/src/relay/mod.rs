@@ -20,11 +20,11 @@ mod pump;
 pub mod report;
 pub mod session;
 pub mod settings;
+mod shared;
 #[cfg(test)]
 mod tests;
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,6 +36,7 @@ use crate::error::{StartError, start_error};
 use crate::io::channel::Address;
 use report::MountReport;
 use settings::Settings;
+use shared::Shared;
 
 /// The mount, kept by a thread of its own. Dropping it unmounts.
 #[derive(Debug)]
@@ -44,26 +45,6 @@ pub struct Relay {
     address: Address,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-}
-
-#[derive(Debug)]
-struct Shared {
-    stop: OwnedFd,
-    state: Mutex<String>,
-    requests: AtomicU64,
-    bytes: AtomicU64,
-    failed: AtomicU64,
-    sessions: AtomicU64,
-}
-
-impl Shared {
-    fn set_state(&self, state: &str) {
-        let mut old = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if *old != state {
-            eprintln!("viola-agent: mount: {state}");
-            *old = state.to_owned();
-        }
-    }
 }
 
 impl Relay {

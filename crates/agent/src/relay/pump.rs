@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use viola_proto::fuse_stream::{Frame, FrameKind, FrameReader, RequestHeader, reply_unique};
 
-use super::Shared;
 use super::mount::{Fuse, FuseEvent};
 use super::session::{Session, Step};
+use super::shared::Shared;
 use crate::clock::{Millis, now};
 use crate::io::channel::{Address, Channel};
 use crate::io::random::random;

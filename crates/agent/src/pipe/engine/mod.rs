@@ -41,7 +41,7 @@ use super::sink::note::Notes;
 use entry::{BOTH, Pipe, Sink, Source};
 
 use super::report::PipeReport;
-use super::{Completion, HostState, Outgoing};
+use super::state::{Completion, HostState, Outgoing};
 use crate::clock::Millis;
 use crate::io::queue;
 use crate::io::random::random;

@@ -17,7 +17,7 @@ use crate::pipe::reason::Reason;
 use crate::pipe::sink::note::Notes;
 use crate::pipe::sink::{Target, writable};
 use crate::pipe::socket::Stream;
-use crate::pipe::{PipeAccess, PipeVolume};
+use crate::pipe::state::{PipeAccess, PipeVolume};
 
 /// A program's request for a new pipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

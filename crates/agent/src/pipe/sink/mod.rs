@@ -26,10 +26,10 @@ use rustix::fs::{FileType, OFlags};
 use viola_proto::agent::FileMap;
 use viola_proto::pipe::PipeId;
 
-use super::Completion;
 use super::counters::Counters;
 use super::lease::FileKey;
 use super::reason::Reason;
+use super::state::Completion;
 use crate::io::queue;
 use note::Notes;
 use prepared::Prepared;
