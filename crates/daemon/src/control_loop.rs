@@ -8,8 +8,8 @@
 //! | policy | class of each VM, turbo vCPUs, a core for each vCPU | `turbo/decide/`, `slices/decide/` |
 //! | act | affinities, then the mechanism; put back at the end | `slices/apply/` |
 //!
-//! Lanes, vread and vpipe move VFs and blocks, which can take seconds. Each of these has a thread with a loop of its own
-//! (`lanes/mod.rs`, `supervisor/mod.rs`), which gets its VMs from [`Control::scan_host`].
+//! Lanes, vread and vpipe move VFs and blocks, which can take seconds. They have loops of their own on other threads
+//! (`background.rs`, `lanes/manager.rs`, `supervisor/reconcile.rs`), which get the VMs from [`Control::scan_host`].
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Instant;

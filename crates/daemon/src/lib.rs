@@ -12,7 +12,7 @@
 //! | `vms` | what is known of each VM: settings, measurements, reports |
 //! | `host` | libvirt, ends of processes, affinity of the daemon, lock, users |
 //! | `api`, `check` | the control socket; the table of `viola check` |
-//! | `retry`, `prometheus` | when to try again after a failure; the text format of metrics |
+//! | `background`, `retry`, `prometheus` | a loop on its own thread; when to try again after a failure; the text format of metrics |
 //!
 //! An accelerator's folder has a file (or a folder) for each role, and leaves out roles that it does not have:
 //!
@@ -31,6 +31,7 @@
 //! `workers`, `slices`, `turbo`, `cores`, `vms`, `host`.
 
 pub mod api;
+mod background;
 pub mod check;
 mod control;
 mod control_loop;

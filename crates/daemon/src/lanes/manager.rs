@@ -16,6 +16,7 @@ use super::observe::counters::{NicCounter, vf_counters};
 use super::observe::guests::{CgroupTimes, GuestNic, NicFinder};
 use super::pool::Pool;
 use super::restore::take_back_one;
+use crate::background::Steps;
 use viola_cli::log::{self, Level};
 use viola_config::Config;
 
@@ -25,6 +26,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 pub(super) const MAX_SWITCHES: usize = 64;
 /// DI2 of a guest whose CPU time is unknown: it counts as waiting for I/O.
 pub(super) const DI2_UNKNOWN: f64 = 10_000.0;
+/// Time between two steps before there is a configuration.
+const IDLE_INTERVAL: Duration = Duration::from_millis(500);
 /// Lines that are logged once, at most.
 const MAX_LOGGED: usize = 1000;
 /// The holder of a VF that another program uses has this number, less the index of the VF.
@@ -53,6 +56,8 @@ pub struct Manager {
     pub(super) stopped: Option<String>,
     pub(super) started: Instant,
     pub(super) checked: Option<Instant>,
+    /// When the next step is due.
+    due: Instant,
     /// Lines that were logged.
     pub(super) logged: BTreeSet<String>,
     /// Guests that got a VF since the last check: when, at which NIC, and their address.
@@ -62,7 +67,7 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// Reads the journal of an earlier daemon. Changes nothing before [`Manager::step`].
+    /// Reads the journal of an earlier daemon. Changes nothing before the first step.
     pub fn new(journal: &Path) -> Self {
         let (journal, warning) = Journal::read(journal);
         if let Some(warning) = warning {
@@ -88,18 +93,11 @@ impl Manager {
             stopped: None,
             started: Instant::now(),
             checked: None,
+            due: Instant::now(),
             logged: BTreeSet::new(),
             granted: Vec::new(),
             others: BTreeSet::new(),
         }
-    }
-
-    /// Time between two steps.
-    pub fn interval(&self) -> Duration {
-        let sample = |c: &Config| c.lanes.sample;
-        self.config
-            .as_ref()
-            .map_or(Duration::from_millis(500), sample)
     }
 
     /// Takes a configuration. When a pool changed, all VFs are taken back first.
@@ -141,8 +139,8 @@ impl Manager {
         self.stopped = None;
     }
 
-    /// One step: check the NICs, sample, decide, move VFs.
-    pub fn step(&mut self) {
+    /// Checks the NICs, samples their traffic, decides, and moves VFs.
+    fn sample_and_move(&mut self) {
         let Some(config) = self.config.clone() else {
             return;
         };
@@ -366,6 +364,25 @@ impl Manager {
             (None, Some(lane)) => (lane, Some(viola_proto::Source::Config)),
             (None, None) => (LaneSetting::Auto, None),
         }
+    }
+}
+
+impl Steps for Manager {
+    type Status = shown::Lanes;
+
+    fn due(&self) -> Instant {
+        self.due
+    }
+
+    fn step(&mut self) {
+        let start = Instant::now();
+        self.sample_and_move();
+        let interval = self.config.as_ref().map(|c| c.lanes.sample);
+        self.due = start + interval.unwrap_or(IDLE_INTERVAL);
+    }
+
+    fn status(&self) -> shown::Lanes {
+        self.show()
     }
 }
 

@@ -13,7 +13,7 @@ use crate::lanes::pool::Pool;
 
 impl Manager {
     /// Pools, NICs, switches and counts.
-    pub fn status(&self) -> shown::Lanes {
+    pub(super) fn show(&self) -> shown::Lanes {
         let why = match (&self.stopped, self.pools.is_empty()) {
             (Some(by), _) => format!("{by}; viola start goes on"),
             (None, true) => "the configuration has no [[lanes.pool]]".to_owned(),

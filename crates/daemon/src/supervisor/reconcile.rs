@@ -12,6 +12,7 @@ use viola_proto::vread::{Datanode as DatanodeStatus, Vread as Shown};
 use viola_vread::control::Role;
 
 use super::agent::Agent;
+use crate::background::Steps;
 use crate::host::{process, users};
 use crate::vms::named;
 use crate::vread::apply::pairs::Datanode;
@@ -24,6 +25,10 @@ use crate::workers::run_dir;
 use viola_cli::log::{self, Level};
 use viola_config::{Config, Transport, VmVread, Vread};
 
+/// Time between two steps, within which the daemon notices QEMU's events.
+const STEP_INTERVAL: Duration = Duration::from_millis(50);
+/// Time between two steps without workers.
+const IDLE_INTERVAL: Duration = Duration::from_secs(2);
 /// Counts of workers are read this often.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// A reader that has read a withdrawn block for longer hangs, ms.
@@ -44,6 +49,8 @@ pub struct Supervisor {
     /// Workers of an earlier daemon that nothing uses yet.
     adopted: Vec<Worker>,
     polled: Option<Instant>,
+    /// When the next step is due.
+    due: Instant,
     /// Who stopped everything, until [`Supervisor::resume`].
     stopped: Option<String>,
     /// Why no worker can start, as far as it was logged.
@@ -87,6 +94,7 @@ impl Supervisor {
             peers: Peers::default(),
             adopted,
             polled: None,
+            due: Instant::now(),
             stopped: None,
             error: None,
         }
@@ -95,6 +103,7 @@ impl Supervisor {
     /// Takes a configuration.
     pub fn configure(&mut self, config: Config) {
         self.config = Some(Arc::new(config));
+        self.step_soon();
         self.agents.values_mut().for_each(Agent::reset_failures);
         self.readers.values_mut().for_each(Reader::reset_failures);
         self.peers.reset_failures();
@@ -135,13 +144,19 @@ impl Supervisor {
     /// Starts again after [`Supervisor::stop`].
     pub fn resume(&mut self) {
         self.stopped = None;
+        self.step_soon();
         self.agents.values_mut().for_each(Agent::reset_failures);
         self.readers.values_mut().for_each(Reader::reset_failures);
         self.peers.reset_failures();
     }
 
+    /// A change is carried out within [`STEP_INTERVAL`], also when the supervisor was idle.
+    fn step_soon(&mut self) {
+        self.due = self.due.min(Instant::now() + STEP_INTERVAL);
+    }
+
     /// Whether there is nothing to do before the next request: the configuration allows nothing, and no worker runs.
-    pub fn is_idle(&self) -> bool {
+    fn is_idle(&self) -> bool {
         let is_off = |config: &Config| !config.has_workers();
         self.has_no_worker() && self.has_vms && self.config.as_deref().is_some_and(is_off)
     }
@@ -150,8 +165,8 @@ impl Supervisor {
         self.agents.is_empty() && self.readers.is_empty() && self.adopted.is_empty()
     }
 
-    /// One step: starts, introduces, polls and ends workers.
-    pub fn step(&mut self, now: Instant) {
+    /// Starts, introduces, polls and ends workers.
+    fn reconcile(&mut self, now: Instant) {
         let Some(config) = self.config.clone() else {
             return;
         };
@@ -441,9 +456,25 @@ impl Supervisor {
             vms: agents.map(Agent::sender_status).collect(),
         }
     }
+}
 
-    /// What the control socket shows.
-    pub fn status(&self) -> Shown {
+impl Steps for Supervisor {
+    type Status = Shown;
+
+    fn due(&self) -> Instant {
+        self.due
+    }
+
+    fn step(&mut self) {
+        self.reconcile(Instant::now());
+        let interval = match self.is_idle() {
+            true => IDLE_INTERVAL,
+            false => STEP_INTERVAL,
+        };
+        self.due = Instant::now() + interval;
+    }
+
+    fn status(&self) -> Shown {
         let why = match (&self.config, &self.stopped) {
             (None, _) => "it has not started yet".into(),
             (_, Some(why)) => format!("{why}; viola start goes on"),
