@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Serves blocks of an image to a VM, by a description instead of an agent.
+//! Serves blocks of an image to a VM; a description replaces the agent.
 //!
 //! ```text
 //! serve-blocks DESCRIPTION SOCKET [--queues N] [--waiters N] [--poll MICROSECONDS] [--sandbox]
@@ -49,7 +49,7 @@ struct Described {
     meta: FileMap,
 }
 
-/// The agent worker's part: blocks by slot, and their leases while they have one.
+/// The agent worker's part: blocks by slot, with their leases while they are named.
 struct Named {
     blocks: Vec<Described>,
     leases: Mutex<Vec<Option<Lease>>>,

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_table_is_refused() {
+    fn a_file_that_is_not_a_table_is_refused() {
         let file = tempfile::tempfile().unwrap();
         assert!(View::map(&file).is_err());
         file.set_len(4096).unwrap();

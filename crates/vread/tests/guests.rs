@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A real guest reads blocks through the device: needs root and the image that `scripts/lab-image.sh`
-//! makes.
+//! A guest reads blocks through the device. Needs root and the image that `scripts/lab-image.sh` makes.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -142,8 +141,8 @@ fn the_end_of_an_epoch_ends_a_read_and_the_next_look_up_starts_anew() {
     assert_eq!(sum.split(' ').next().unwrap(), vm.sha(&vm.data(2)));
 }
 
-/// What waits for an answer when the worker dies waits for ever, unless the guest's kernel gives it up. A guest that has
-/// not been told yet may send one more, so a read that begins after the death may be such a one, too.
+/// A request that is pending when the worker dies waits forever unless the guest's kernel gives it up. A guest that
+/// has not noticed the death yet may send one more request, so a read that begins after the death may also wait.
 #[test]
 fn a_guest_whose_worker_is_killed_lives_and_hears_of_it() {
     let mut vm = boot("vr-kill");

@@ -60,9 +60,9 @@ impl SendNetwork {
             let setup = PipeSetup {
                 tap: index,
                 veth: space.veth(),
-                parked: space.hold_veth(),
+                hold_veth: space.hold_veth(),
                 addresses: config.addresses.clone(),
-                most: config.max_connections.into(),
+                max_pipes: config.max_connections.into(),
                 rate: config.rate,
             };
             Ok(Self {

@@ -164,10 +164,10 @@ fn place(
         hold_queue,
         tap: setup.tap,
         veth: setup.veth,
-        hold_veth: setup.parked,
+        hold_veth: setup.hold_veth,
         addresses: setup.addresses,
         congestion_controls,
-        max_pipes: setup.most,
+        max_pipes: setup.max_pipes,
         max_bytes_per_s: setup.rate,
     };
     Ok((place, links))

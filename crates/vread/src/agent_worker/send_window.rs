@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_on_which_nobody_says_hello_gets_little_for_ever() {
+    fn an_agent_without_hello_gets_a_bounded_number_of_bytes() {
         let mut window = SendWindow::new();
         let mut now = Instant::now();
         let mut bytes = 0;
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_ping_is_said_again() {
+    fn a_lost_ping_is_repeated() {
         let mut window = SendWindow::new();
         let now = Instant::now();
         for lease in 0..500 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Disks, words and agents that the tests share.
+//! Disks, messages and sessions that the tests share.
 
 mod arbitrary;
 mod session;
@@ -22,7 +22,7 @@ use crate::control::{AgentStat, Control, Format, ImageSpec, Session, socket_pair
 use crate::{hazard, lookup, table};
 
 const DISK: u64 = 1 << 20;
-/// Where the proof lies on the disk.
+/// Offset of the proof on the disk.
 const PROOF_AT: u64 = 64 << 10;
 
 fn nonce() -> Vec<u8> {
@@ -31,7 +31,7 @@ fn nonce() -> Vec<u8> {
         .collect()
 }
 
-/// A disk with the proof on it.
+/// A disk that contains the proof.
 fn disk() -> std::fs::File {
     let mut file = tempfile::tempfile().unwrap();
     file.set_len(DISK).unwrap();
@@ -97,7 +97,7 @@ fn name(lease: u64, id: i64) -> FromAgent {
     }
 }
 
-/// A reader that may be reader one slot.
+/// A reader that reads the slot set by the test.
 #[derive(Default)]
 struct ScriptedReader(Cell<Option<u32>>);
 
@@ -120,7 +120,7 @@ struct TestSession {
 }
 
 impl TestSession {
-    /// Channel open, disks given, nothing said yet.
+    /// A session with a channel and disks, before hello.
     fn new(limits: Limits) -> Self {
         let table_file = tempfile::tempfile().unwrap();
         table::create(&table_file, 3, 64).unwrap();
@@ -144,7 +144,7 @@ impl TestSession {
         test
     }
 
-    /// Welcomed and proved.
+    /// A session with a welcomed agent and a proved file system.
     fn proved(limits: Limits) -> Self {
         let mut test = Self::new(limits);
         test.handle(hello(1));

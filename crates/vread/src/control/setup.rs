@@ -68,11 +68,13 @@ pub struct PipeSetup {
     /// Interface index of the veth to the sockets.
     pub veth: u32,
     /// Interface index of the veth for held packets.
-    pub parked: u32,
+    #[serde(rename = "parked")]
+    pub hold_veth: u32,
     /// The VM's own addresses.
     pub addresses: Vec<IpAddr>,
     /// Maximum number of pipes at a time.
-    pub most: usize,
+    #[serde(rename = "most")]
+    pub max_pipes: usize,
     /// Maximum bytes per second of all pipes together.
     #[serde(default)]
     pub rate: Option<u64>,

@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_closes_its_own_connection_and_no_other() {
+    fn an_invalid_order_closes_only_its_connection() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("w.sock");
         let mut inbox = Inbox::new(listen(&path).unwrap());
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_without_its_descriptors_is_not_taken() {
+    fn an_order_without_its_descriptors_is_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("w.sock");
         let mut inbox = Inbox::new(listen(&path).unwrap());

@@ -31,22 +31,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_message_of_an_agent_that_was_ever_found_breaks_a_promise() {
+    fn the_corpus_of_agent_messages_violates_no_invariant() {
         replay("agent_messages", agent_messages);
     }
 
     #[test]
-    fn no_request_of_a_vm_that_was_ever_found_breaks_a_promise() {
+    fn the_corpus_of_fuse_requests_violates_no_invariant() {
         replay("fuse_requests", fuse_requests);
     }
 
     #[test]
-    fn no_datagram_of_a_worker_that_was_ever_found_breaks_a_promise() {
+    fn the_corpus_of_worker_datagrams_violates_no_invariant() {
         replay("worker_datagrams", worker_datagrams);
     }
 
     #[test]
-    fn no_frame_of_another_host_that_was_ever_found_breaks_a_promise() {
+    fn the_corpus_of_peer_frames_violates_no_invariant() {
         replay("peer_frames", peer_frames);
     }
 }

@@ -26,7 +26,7 @@ fn a_hazard_is_seen_from_publishing_to_dropping() {
 }
 
 #[test]
-fn what_holds_no_cells_is_refused() {
+fn a_file_without_cells_is_refused() {
     let file = tempfile::tempfile().unwrap();
     assert!(Cells::map(&file).is_err());
     file.set_len(4096).unwrap();
@@ -35,8 +35,8 @@ fn what_holds_no_cells_is_refused() {
     assert!(create(&file, MAX_CELLS + 1).is_err());
 }
 
-/// Reader threads read blocks (words that hold the generation they were named with) while a writer
-/// withdraws them, waits for the confirmation, and lets somebody else's bytes take their place.
+/// Reader threads read blocks (words that hold the generation of their lease) while a writer withdraws them, waits
+/// for the confirmation, and replaces the bytes.
 fn race(slots: u32, readers: usize, rounds: &[u32]) {
     let file = tempfile::tempfile().unwrap();
     table::create(&file, 3, slots).unwrap();
@@ -65,7 +65,8 @@ fn race(slots: u32, readers: usize, rounds: &[u32]) {
                     if !lease_view.holds(lease) {
                         continue;
                     }
-                    // From here to the drop the bytes must be the block's own, held or not.
+                    // From here to the drop the bytes must be the block's own, whether the lease is still valid or
+                    // not.
                     for _ in 0..4 {
                         if disk[slot].load(Ordering::Relaxed) != lease.generation {
                             told.send(lease).unwrap();

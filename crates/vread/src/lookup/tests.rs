@@ -102,7 +102,7 @@ fn an_agent_worker_that_hangs_up_knows_nothing() {
 
 proptest! {
     #[test]
-    fn rubbish_from_either_side_ends_the_conversation_at_worst(datagrams in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..40), 1..20)) {
+    fn arbitrary_datagrams_only_end_the_connection(datagrams in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..40), 1..20)) {
         let (here, there) = socket_pair().unwrap();
         let (left, right) = socket_pair().unwrap();
         for datagram in &datagrams {

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_and_changes_nothing() {
+    fn invalid_hosts_are_refused_and_change_nothing() {
         let hosts = Hosts::default();
         hosts.set(&[spec("a", "1")]).unwrap();
         let mut nameless = spec("b", "2");

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_fetched_ahead_gives_way_and_what_is_awaited_does_not() {
+    fn bytes_fetched_ahead_give_way_and_pending_reads_do_not() {
         let mut slots = Slots::default();
         for i in 0..SLOT_COUNT as u64 {
             let slot = slots.take_free(0).unwrap();

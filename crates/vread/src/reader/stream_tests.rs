@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! StreamServer of agents that mean no good, or none at all.
+//! Tests of hostile and of correct byte streams.
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
@@ -67,7 +67,7 @@ impl Agent {
         self.try_receive().unwrap().unwrap()
     }
 
-    /// Begins a session; whether the worker knew the mount.
+    /// Starts a session; returns whether the worker knew the mount.
     fn start_session(&mut self, mount: u64, session: u64) -> bool {
         let nonce = loop {
             match self.receive() {
@@ -202,7 +202,7 @@ fn a_worker_that_goes_on_knows_its_numbers_and_another_one_knows_none_of_them() 
 }
 
 #[test]
-fn what_is_of_another_session_or_version_is_not_served() {
+fn requests_of_another_session_or_version_are_not_served() {
     let bed = bed();
     let streams = streams(&bed);
     let mut agent = Agent::connect(&streams);
@@ -239,7 +239,7 @@ fn what_is_of_another_session_or_version_is_not_served() {
 }
 
 #[test]
-fn a_malformed_request_is_answered_all_the_same() {
+fn a_malformed_request_gets_an_answer() {
     let bed = bed();
     let streams = streams(&bed);
     let mut agent = Agent::connect(&streams);

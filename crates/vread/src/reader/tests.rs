@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Requests of a VM that means no good, or none at all, without a VM.
+//! Tests with requests of hostile and of correct VMs, without a VM.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -35,7 +35,7 @@ const INIT: u32 = 26;
 const OPENDIR: u32 = 27;
 const READDIR: u32 = 28;
 
-/// An agent worker that names every block of the pool, and a disk of noise.
+/// An agent worker that names every block of the pool, and a disk with known content.
 pub(super) struct TestBed {
     pub(super) service: Arc<Service>,
     requests: TestQueue,
@@ -43,7 +43,7 @@ pub(super) struct TestBed {
     pub(super) hazards: hazard::View,
     pub(super) disk: Vec<u8>,
     image: File,
-    /// Whether the agent worker names blocks. It answers and withdraws in turn, so with this held.
+    /// Whether the agent worker names blocks. It holds the lock while it answers or withdraws.
     pub(super) named: Arc<Mutex<bool>>,
 }
 
@@ -122,7 +122,7 @@ pub(super) fn bed() -> TestBed {
     }
 }
 
-/// What the block's data file holds.
+/// Content of the block's data file.
 pub(super) fn expected(disk: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; LENGTH as usize];
     bytes[..131_072].copy_from_slice(&disk[262_144..][..131_072]);
@@ -255,8 +255,7 @@ fn a_withdrawn_block_is_not_read_and_named_again_it_is() {
     assert_eq!(bed.read(node, 0, 4096).0, libc::ESTALE);
 }
 
-/// A VM reads while blocks are withdrawn and their places filled with something else: whatever it gets
-/// without an error is the block's.
+/// A VM reads while blocks are withdrawn and their places reused: every successful read returns the block's bytes.
 #[test]
 fn no_byte_of_another_file_is_ever_answered() {
     let bed = bed();
@@ -300,7 +299,7 @@ fn no_byte_of_another_file_is_ever_answered() {
 }
 
 #[test]
-fn what_is_absent_or_would_write_is_refused_with_the_right_word() {
+fn missing_names_and_writes_give_the_right_errno() {
     let bed = bed();
     assert_eq!(bed.look_up(1, "etc"), Err(libc::ENOENT));
     assert_eq!(bed.look_up(1, ".."), Err(libc::ENOENT));

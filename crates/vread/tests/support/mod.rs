@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A guest, an image with blocks in it, and a worker that serves them.
+//! A guest, an image with blocks, and a worker that serves them.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::collections::{HashMap, HashSet};
@@ -17,7 +17,7 @@ use viola_lab::{Guest, Lab, testing};
 pub const POOL: &str = "BP-1-10.0.0.1-1";
 /// Bytes of a block.
 pub const BLOCK: usize = 16 << 20;
-/// What one extent of a test image is long.
+/// Length of an extent of the test image.
 const RUN: usize = 1 << 20;
 
 /// Examples are beside the tests' own folder.
@@ -254,7 +254,7 @@ impl Vm {
         write(&self.image, &self.contents[&self.data(id)], None);
     }
 
-    /// The worker answers nothing from now on, and lives.
+    /// Stops the worker's process without ending it.
     pub fn stop_worker(&self) {
         let pid = rustix::process::Pid::from_child(&self.worker);
         rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();

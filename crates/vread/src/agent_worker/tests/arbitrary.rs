@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Agents that say anything.
+//! Agents that send arbitrary messages.
 
 use super::*;
 
@@ -28,10 +28,11 @@ fn any_message() -> impl Strategy<Value = FromAgent> {
 }
 
 proptest! {
-    /// Whatever an agent says: a lease of a block that was withdrawn or replaced never holds, what holds lies within
-    /// the disk, no withdrawal is confirmed while it is read, and nobody is welcomed while anything is.
+    /// For any messages of an agent: the lease of a withdrawn or replaced block is never valid, valid leases lie
+    /// within the disk, no withdrawal is confirmed while the block is read, and no agent is welcomed while a read of
+    /// the old epoch is in flight.
     #[test]
-    fn no_agent_gets_more_than_it_may(steps in proptest::collection::vec((any_message(), proptest::option::of(0u32..4)), 0..120)) {
+    fn any_messages_keep_leases_and_limits_correct(steps in proptest::collection::vec((any_message(), proptest::option::of(0u32..4)), 0..120)) {
         let mut test = TestSession::new(Limits { blocks: 4, extents: 8, names_per_s: 1000 });
         let view = table::View::map(&test.table).unwrap();
         let mut slots: std::collections::BTreeMap<u64, u32> = std::collections::BTreeMap::new();

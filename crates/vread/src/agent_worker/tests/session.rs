@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What may be said when.
+//! Tests of the session's states.
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn a_block_is_found_from_its_name_to_its_withdrawal() {
     test.reader.0.set(Some(found.lease.slot));
     assert_eq!(test.handle(withdraw.clone()), []);
     assert!(!view.holds(found.lease) && test.session.find(&key(7)).is_none());
-    // A read is in flight; asking again does not make it end.
+    // A read is in flight; a repeated withdrawal does not end it.
     assert_eq!(test.complete_pending(), []);
     assert_eq!(test.handle(withdraw.clone()), []);
     test.now += Duration::from_millis(250);
@@ -47,7 +47,7 @@ fn a_block_is_found_from_its_name_to_its_withdrawal() {
 }
 
 #[test]
-fn nobody_is_welcomed_while_the_old_epoch_is_read() {
+fn an_agent_is_not_welcomed_while_the_old_epoch_is_read() {
     let mut test = TestSession::proved(Limits::default());
     test.handle(name(5, 7));
     let lease = test.session.find(&key(7)).unwrap().lease;
@@ -57,7 +57,7 @@ fn nobody_is_welcomed_while_the_old_epoch_is_read() {
     assert!(!view.holds(lease) && test.session.find(&key(7)).is_none());
     assert_eq!(test.complete_pending(), []);
     assert_eq!(test.stat().session, Session::Ending);
-    // It is impatient; only its last number counts.
+    // The agent repeats hello; only the last session number counts.
     assert_eq!(test.handle(hello(3)), []);
     assert_eq!(test.handle(name(6, 7)), []);
     test.reader.0.set(None);
@@ -97,7 +97,7 @@ fn a_table_taken_over_from_a_dead_worker_begins_with_a_new_epoch() {
 }
 
 #[test]
-fn a_proof_has_to_be_on_the_disk() {
+fn a_proof_must_be_on_a_disk_of_the_vm() {
     let mut test = TestSession::new(Limits::default());
     test.handle(hello(1));
     test.complete_pending();
@@ -138,7 +138,7 @@ fn a_proof_has_to_be_on_the_disk() {
 }
 
 #[test]
-fn extents_that_make_no_sense_are_refused_and_cost_nothing() {
+fn invalid_extents_are_refused() {
     let mut test = TestSession::proved(Limits::default());
     let bad = [
         file(10, &[(0, DISK - 5, 10, false)]),
@@ -267,7 +267,7 @@ fn a_file_system_that_is_withdrawn_has_to_be_proved_again() {
 }
 
 #[test]
-fn other_disks_end_the_epoch() {
+fn replaced_disks_end_the_epoch() {
     let mut test = TestSession::proved(Limits::default());
     test.handle(name(5, 7));
     let lease = test.session.find(&key(7)).unwrap().lease;
@@ -324,7 +324,7 @@ fn a_silent_agent_is_pinged_and_then_its_blocks_are_not_served() {
 }
 
 #[test]
-fn another_version_is_told_and_not_served() {
+fn an_agent_of_another_version_is_not_served() {
     let mut test = TestSession::new(Limits::default());
     test.handle(FromAgent::Hello {
         version: agent::VERSION + 1,

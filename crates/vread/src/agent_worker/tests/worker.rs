@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The whole worker over its sockets.
+//! Tests of the whole worker through its sockets.
 
 use super::*;
 
-/// A worker in a thread of its own, with all its sockets.
+/// A worker in its own thread, with all its sockets.
 struct RunningWorker {
     control: Control,
     agent: UnixStream,
@@ -77,7 +77,7 @@ impl RunningWorker {
         self.agent.write_all(&encode(message).unwrap()).unwrap();
     }
 
-    /// What the worker says next, pings left out.
+    /// The worker's next message; pings are skipped.
     fn receive(&mut self) -> ToAgent {
         loop {
             match self.frames.wait::<ToAgent>(&mut self.agent).unwrap() {
@@ -165,7 +165,7 @@ fn a_pool_that_a_reader_may_not_read_is_not_known_to_it() {
 }
 
 #[test]
-fn a_dead_reader_holds_nothing_up() {
+fn a_dead_reader_delays_no_withdrawal() {
     let mut w = RunningWorker::new();
     w.open();
     w.send(&name(5, 7));
@@ -187,7 +187,7 @@ fn a_dead_reader_holds_nothing_up() {
 }
 
 #[test]
-fn a_broken_channel_ends_all_names_and_a_new_one_begins_anew() {
+fn a_broken_channel_withdraws_all_blocks() {
     let mut w = RunningWorker::new();
     w.open();
     w.send(&name(5, 7));
@@ -211,7 +211,7 @@ fn a_broken_channel_ends_all_names_and_a_new_one_begins_anew() {
 }
 
 #[test]
-fn an_agent_that_does_not_read_is_hung_up_on() {
+fn the_channel_of_an_agent_that_does_not_read_is_closed() {
     let w = RunningWorker::new();
     let mut agent = w.agent.try_clone().unwrap();
     agent.set_write_timeout(Some(TEST_TIMEOUT)).unwrap();
@@ -222,7 +222,7 @@ fn an_agent_that_does_not_read_is_hung_up_on() {
     .unwrap();
     let mut all = encode(&hello(1)).unwrap();
     agent.write_all(&all).unwrap();
-    // It must be welcomed first; what it says before counts for nothing.
+    // The agent must be welcomed first; earlier messages do not count.
     while w.stat().session != Session::Welcomed {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -239,7 +239,7 @@ fn an_agent_that_does_not_read_is_hung_up_on() {
     w.quit();
 }
 
-/// Bytes that nobody has read yet.
+/// Unread bytes of a stream.
 fn unread(stream: &UnixStream) -> u64 {
     rustix::io::ioctl_fionread(stream).unwrap()
 }
@@ -324,7 +324,7 @@ fn the_same_disks_twice_change_nothing_and_bad_ones_leave_none() {
 }
 
 #[test]
-fn noise_on_the_line_is_counted_and_passed_over() {
+fn noise_on_the_line_is_counted_and_skipped() {
     let mut w = RunningWorker::new();
     w.agent.write_all(b"login: \x00\xffVIO1garbage").unwrap();
     w.open();

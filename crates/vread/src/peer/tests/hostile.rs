@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Hosts that are not who they say, or not what they should be.
+//! Hosts with a wrong identity, or that violate the protocol.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -15,9 +15,10 @@ use super::super::tls::{Identity, accept, parse_fingerprint};
 use super::super::tls_channel::{ChannelError, TlsChannel};
 use super::super::wire::*;
 use super::datanode::*;
+use super::reader::*;
 use super::support::*;
 
-/// One end of a connection, by peer.
+/// One end of a connection that sends what the test wants.
 struct RawPeer {
     channel: TlsChannel,
     frames: FrameParser,
@@ -75,7 +76,7 @@ impl RawPeer {
         Ok(())
     }
 
-    /// Goes on until there are so many messages.
+    /// Receives until there are `messages` messages.
     fn until(&mut self, messages: usize) -> Result<(), ChannelError> {
         let begun = Instant::now();
         while self.received.0.len() < messages {
@@ -92,7 +93,7 @@ impl RawPeer {
         Ok(())
     }
 
-    /// Why the other side has ended it.
+    /// Waits for the end of the connection and returns the reason.
     fn end(&mut self) -> ChannelError {
         match self.until(usize::MAX) {
             Err(broken) => broken,
@@ -121,14 +122,14 @@ fn key(id: i64) -> BlockKey {
 fn a_host_with_another_certificate_gets_no_connection() {
     let (a, b, _datanode, reader) = two_hosts();
     reader.wait();
-    // Somebody whom b does not know.
+    // A host that b does not know.
     let stranger = KeyPair::new();
     let mut peer = RawPeer::to(b.address, &stranger, &b.id.fingerprint());
     peer.send(1, &Message::Ping);
     let broken = peer.end();
     assert!(matches!(broken, ChannelError::Tls(_)), "{broken}");
     wait_until("it is counted", || b.stat().strangers == 1);
-    // Somebody who answers where b should be.
+    // A host with another key at b's address.
     a.set_peers(vec![spec(
         "b",
         stranger.fingerprint(),
@@ -160,7 +161,7 @@ fn a_certificate_without_its_key_is_refused() {
 }
 
 #[test]
-fn whoever_does_not_keep_to_the_protocol_is_hung_up_on_and_nobody_else() {
+fn only_connections_that_violate_the_protocol_are_closed() {
     let (a, b, _datanode, reader) = two_hosts();
     reader.wait();
     let peer = || RawPeer::to(b.address, &a.id, &b.id.fingerprint());
@@ -207,7 +208,7 @@ fn whoever_does_not_keep_to_the_protocol_is_hung_up_on_and_nobody_else() {
         violation(&mut peer);
         peer.end();
     }
-    // What lies outside of the file is an error, no end.
+    // A range outside the file is an error, but does not end the connection.
     let mut peer = peer();
     peer.hello();
     peer.send(7, &read(1, LENGTH as u64 - 5));
@@ -224,14 +225,14 @@ fn whoever_does_not_keep_to_the_protocol_is_hung_up_on_and_nobody_else() {
             (9, Message::Failed(ErrorCode::Unknown)),
         ]
     );
-    // Somebody without TLS.
+    // A client without TLS.
     let mut plain = TcpStream::connect(b.address).unwrap();
     let _ = plain.write_all(b"GET / HTTP/1.1\r\n\r\n");
     reader.queue().open_retrying(2, false);
 }
 
 #[test]
-fn who_asks_and_does_not_take_the_answers_costs_bounded_memory() {
+fn unread_answers_cost_bounded_memory() {
     let (a, b, _datanode, reader) = two_hosts();
     reader.wait();
     let mut peer = RawPeer::to(b.address, &a.id, &b.id.fingerprint());
@@ -293,7 +294,7 @@ fn answers(
 }
 
 #[test]
-fn a_host_that_answers_nonsense_is_hung_up_on_at_once() {
+fn a_connection_with_invalid_answers_is_closed_at_once() {
     let located = |data| {
         Message::Found(Located {
             data,
@@ -364,7 +365,7 @@ proptest! {
         peer.hello();
         let mut frame = bytes;
         if short && frame.len() >= HEADER {
-            // A good header, so that more than that is looked at.
+            // A valid header, so that the body is parsed.
             let length = (frame.len() - HEADER).min(512);
             frame[..HEADER].copy_from_slice(&header(3, kind, 0, length as u32));
             frame.truncate(HEADER + length);

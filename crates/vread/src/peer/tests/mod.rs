@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Two hosts by TCP and TLS on the loopback.
+//! Tests with two hosts by TCP and TLS on the loopback.
 
 mod datanode;
 mod hostile;
 mod process;
+mod reader;
 mod relay;
 mod support;
 
@@ -11,6 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use datanode::*;
+use reader::*;
 use relay::Relay;
 use support::*;
 
@@ -110,7 +112,7 @@ fn a_thread_that_does_not_wait_only_sends_the_request() {
 }
 
 #[test]
-fn no_wrong_byte_after_a_withdrawal_and_an_error_soon() {
+fn a_withdrawal_gives_an_error_soon_and_no_wrong_byte() {
     let (_a, b, datanode, reader) = two_hosts();
     reader.wait();
     let right = expected(2, false);
@@ -189,7 +191,7 @@ fn a_lost_connection_is_an_error_within_a_second_and_comes_back() {
             };
             assert!([libc::EIO, libc::ESTALE].contains(&error), "{error}");
         });
-        // Nothing waits as long as the other host is not there.
+        // Requests fail at once while the other host is unreachable.
         let begun = Instant::now();
         assert!(queue.open(5, false).is_err());
         assert!(begun.elapsed() < MAX_ERROR_DELAY);
@@ -203,7 +205,7 @@ fn a_lost_connection_is_an_error_within_a_second_and_comes_back() {
 }
 
 #[test]
-fn a_peer_worker_that_stands_still_is_an_error_within_a_second() {
+fn a_stopped_peer_worker_gives_an_error_within_a_second() {
     let reader = Reader::alone();
     let (ours, theirs) = socket_pair().unwrap();
     reader
@@ -214,7 +216,7 @@ fn a_peer_worker_that_stands_still_is_an_error_within_a_second() {
     let begun = Instant::now();
     assert_eq!(queue.open(1, false), Err(libc::ENOENT));
     assert!(begun.elapsed() < MAX_ERROR_DELAY);
-    // It is not asked again for a while.
+    // The peer worker is not asked again for a while.
     let is_fast = || {
         let begun = Instant::now();
         assert_eq!(queue.open(2, false), Err(libc::ENOENT));
@@ -226,7 +228,7 @@ fn a_peer_worker_that_stands_still_is_an_error_within_a_second() {
 }
 
 #[test]
-fn what_is_not_allowed_is_not_known() {
+fn blocks_that_are_not_allowed_are_unknown() {
     let (a, b, _datanode, reader) = two_hosts();
     reader.wait();
     let other = Reader::new(&a, "other", &["b"]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Workers as processes of their own, shut in as the daemon starts them.
+//! Workers in sandboxed processes, as the daemon starts them.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::super::{Params, run};
 use super::datanode::*;
+use super::reader::*;
 use super::support::*;
 use crate::control::{Control, Inbox, WorkerSetup};
 use crate::sandbox::{self, Profile};
@@ -47,7 +48,7 @@ fn status(host: &Host) -> String {
 }
 
 #[test]
-fn a_worker_that_is_shut_in_serves_and_a_dead_one_is_an_error_soon() {
+fn a_sandboxed_worker_serves_and_a_dead_one_gives_an_error_soon() {
     let b = Host::process("b", vec![]);
     let a = Host::process("a", vec![b.address.port()]);
     let (mut a, mut b, datanode, reader) = connect_hosts(a, b, |address| address);
@@ -97,7 +98,7 @@ fn a_worker_that_is_shut_in_serves_and_a_dead_one_is_an_error_soon() {
 }
 
 #[test]
-fn a_worker_connects_to_no_port_that_it_was_not_told() {
+fn a_worker_connects_only_to_its_configured_ports() {
     let b = Host::process("b", vec![]);
     let a = Host::process("a", vec![b.address.port()]);
     let c = Host::new("c");
