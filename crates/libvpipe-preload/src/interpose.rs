@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The C library's functions, as the program sees them.
+//! The C library's functions that the program calls.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -7,22 +7,24 @@ use libc::{epoll_event, iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize
 use vpipe::engine::{Engine, marks};
 use vpipe::file_id;
 
-use crate::board::{self, Registration};
-use crate::gate::{borrowed, closing, closing_range, guarded, is_held, shutting};
+use crate::epoll_sets::{self, Registration};
+use crate::guard::{
+    before_close, before_close_range, before_shutdown, borrow, catch_panic, must_fail_with_eagain,
+};
 use crate::real::{self, failed};
-use crate::{ahead, range, sendfile, spare, splice};
+use crate::{copy_file_range, epoll_shortcut, pipe_ahead, sendfile, splice};
 
-fn again() -> ssize_t {
+fn fail_with_eagain() -> ssize_t {
     failed(libc::EAGAIN)
 }
 
-/// A call that waits at the gate.
+/// A call that must wait while the host has the connection.
 macro_rules! gated {
     ($($name:ident($fd:ident, $($arg:ident: $kind:ty),*; $flags:expr);)*) => { $(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($fd: c_int, $($arg: $kind),*) -> ssize_t {
-            if is_held($fd, $flags) {
-                return again();
+            if must_fail_with_eagain($fd, $flags) {
+                return fail_with_eagain();
             }
             // SAFETY: the caller's word.
             unsafe { real::$name($fd, $($arg),*) }
@@ -41,20 +43,20 @@ gated! {
     __recvfrom_chk(fd, bytes: *mut c_void, count: size_t, room: size_t, flags: c_int, from: *mut sockaddr, length: *mut socklen_t; flags);
 }
 
-/// A call that waits at the gate, and may write a head.
+/// A call that must wait while the host has the connection, and may write a response head.
 macro_rules! writing {
     ($($name:ident($fd:ident, $($arg:ident: $kind:ty),*; $flags:expr; $parts:expr);)*) => { $(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($fd: c_int, $($arg: $kind),*) -> ssize_t {
-            if is_held($fd, $flags) {
-                return again();
+            if must_fail_with_eagain($fd, $flags) {
+                return fail_with_eagain();
             }
             // SAFETY: the caller's word.
             let done = unsafe { real::$name($fd, $($arg),*) };
             if done > 0 {
                 let (parts, count): (&[iovec], usize) = $parts;
                 // SAFETY: the kernel has read what they name.
-                unsafe { ahead::written($fd, done, parts.as_ptr(), count) };
+                unsafe { pipe_ahead::note_write($fd, done, parts.as_ptr(), count) };
             }
             done
         }
@@ -94,7 +96,7 @@ unsafe extern "C" fn sendfile(to: c_int, from: c_int, at: *mut off_t, count: siz
     unsafe { sendfile::sendfile(to, from, at, count) }
 }
 
-// The same: off_t has 64 bits here.
+// off_t has 64 bits here
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendfile64(to: c_int, from: c_int, at: *mut off_t, count: size_t) -> ssize_t {
     // SAFETY: the caller's word.
@@ -111,7 +113,7 @@ unsafe extern "C" fn copy_file_range(
     flags: c_uint,
 ) -> ssize_t {
     // SAFETY: the caller's word.
-    unsafe { range::copy_file_range(from, from_at, to, to_at, count, flags) }
+    unsafe { copy_file_range::copy_file_range(from, from_at, to, to_at, count, flags) }
 }
 
 #[unsafe(no_mangle)]
@@ -135,7 +137,7 @@ unsafe extern "C" fn splice(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
-    closing(fd);
+    before_close(fd);
     // SAFETY: the caller's word.
     unsafe { real::close(fd) }
 }
@@ -143,7 +145,7 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     if flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
-        closing_range(first, last);
+        before_close_range(first, last);
     }
     // SAFETY: the caller's word.
     unsafe { real::close_range(first, last, flags) }
@@ -152,7 +154,7 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
 #[unsafe(no_mangle)]
 unsafe extern "C" fn closefrom(first: c_int) {
     let first = c_uint::try_from(first).unwrap_or(0);
-    closing_range(first, c_uint::MAX);
+    before_close_range(first, c_uint::MAX);
     // SAFETY: the caller's word.
     unsafe { real::closefrom(first as c_int) }
 }
@@ -165,7 +167,7 @@ unsafe extern "C" fn epoll_wait(
     timeout: c_int,
 ) -> c_int {
     if most > 0
-        && let Some(answer) = guarded(None, || spare::answer(set, timeout))
+        && let Some(answer) = catch_panic(None, || epoll_shortcut::event_without_wait(set, timeout))
     {
         let Some(event) = answer else { return 0 };
         // SAFETY: the caller's word: there is room for one at least.
@@ -179,7 +181,7 @@ unsafe extern "C" fn epoll_wait(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
     if old != new {
-        closing(new);
+        before_close(new);
     }
     // SAFETY: the caller's word.
     unsafe { real::dup2(old, new) }
@@ -188,7 +190,7 @@ unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     if old != new {
-        closing(new);
+        before_close(new);
     }
     // SAFETY: the caller's word.
     unsafe { real::dup3(old, new, flags) }
@@ -196,7 +198,7 @@ unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    shutting(fd);
+    before_shutdown(fd);
     // SAFETY: the caller's word.
     unsafe { real::shutdown(fd, how) }
 }
@@ -215,74 +217,83 @@ unsafe extern "C" fn epoll_ctl(
     };
     let mut table = None;
     if marks::of(fd) & marks::PIPE != 0 {
-        let held = guarded(Held::No, || held_back(set, what, fd, wanted));
+        let held = catch_panic(Interception::None, || {
+            intercept_epoll_ctl(set, what, fd, wanted)
+        });
         match held {
-            Held::No => (),
-            Held::Open(guard) => table = Some(guard),
-            Held::Done(0) => return 0,
-            Held::Done(errno) => return failed(errno),
+            Interception::None => (),
+            Interception::CallKernel(guard) => table = Some(guard),
+            Interception::Return(0) => return 0,
+            Interception::Return(errno) => return failed(errno),
         }
     }
     // SAFETY: the caller's word.
     let result = unsafe { real::epoll_ctl(set, what, fd, event) };
     if result == 0 {
-        guarded((), || note(set, what, fd, wanted, true));
+        catch_panic((), || record_registration(set, what, fd, wanted, true));
     }
     drop(table);
     result
 }
 
-enum Held {
-    No,
-    /// There is news: the call is made, and the table kept for it.
-    Open(std::sync::MutexGuard<'static, vpipe::engine::Table>),
-    /// The program was told this, and nothing was called.
-    Done(c_int),
+enum Interception {
+    None,
+    /// There is news: the kernel gets the call, with the table locked.
+    CallKernel(std::sync::MutexGuard<'static, vpipe::engine::Table>),
+    /// The call returns this errno without the kernel.
+    Return(c_int),
 }
 
-fn note(set: c_int, what: c_int, fd: c_int, (events, data): (u32, u64), real: bool) {
-    let Some(mut slot) = board::slot(fd) else {
+fn record_registration(
+    set: c_int,
+    what: c_int,
+    fd: c_int,
+    (events, data): (u32, u64),
+    in_kernel: bool,
+) {
+    let Some(mut descriptor) = epoll_sets::descriptor(fd) else {
         return;
     };
     match what {
-        libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD => slot.put(Registration {
+        libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD => descriptor.set_registration(Registration {
             set,
             events,
             data,
-            real,
+            in_kernel,
         }),
-        _ => slot.remove(set),
+        _ => descriptor.remove_registration(set),
     }
 }
 
-/// A socket that waits for the host is in no set, whatever the program believes.
+/// Records `epoll_ctl` for a socket that the library has removed from the sets.
 #[cold]
-fn held_back(set: c_int, what: c_int, fd: c_int, wanted: (u32, u64)) -> Held {
-    let (Some(engine), Some(socket), true) = (Engine::own(), borrowed(fd), set >= 0) else {
-        return Held::No;
+fn intercept_epoll_ctl(set: c_int, what: c_int, fd: c_int, wanted: (u32, u64)) -> Interception {
+    let (Some(engine), Some(socket), true) = (Engine::own(), borrow(fd), set >= 0) else {
+        return Interception::None;
     };
     let Ok(id) = file_id(socket) else {
-        return Held::No;
+        return Interception::None;
     };
     let mut table = engine.lock();
-    match table.record_of(fd, id) {
-        None => return Held::No,
-        // nothing is to be read while the host has both connections
-        Some(record) if record.is_piping() && record.source.socket == Some(fd) => (),
-        Some(record) if record.has_news() => return Held::Open(table),
+    match table.pipe_of(fd, id) {
+        None => return Interception::None,
+        // the program must not read while the host has both connections
+        Some(record) if record.is_active() && record.source.socket == Some(fd) => (),
+        Some(record) if record.has_update() => return Interception::CallKernel(table),
         Some(_) => (),
     }
-    let there = board::slot(fd).and_then(|mut slot| slot.find(set).map(|at| at.real));
+    let there = epoll_sets::descriptor(fd)
+        .and_then(|mut descriptor| descriptor.registration(set).map(|at| at.in_kernel));
     let told = match (what, there) {
         (libc::EPOLL_CTL_ADD, None) => true,
         (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, Some(false)) => true,
-        (libc::EPOLL_CTL_ADD, Some(false)) => return Held::Done(libc::EEXIST),
-        // it has not asked yet, or it is of a time before this library, or a mistake
+        (libc::EPOLL_CTL_ADD, Some(false)) => return Interception::Return(libc::EEXIST),
+        // an unknown registration: from before the library was loaded, or a mistake of the program
         _ => false,
     };
     if !told {
-        return Held::Open(table);
+        return Interception::CallKernel(table);
     }
-    note(set, what, fd, wanted, false);
-    Held::Done(0)
+    record_registration(set, what, fd, wanted, false);
+    Interception::Return(0)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The functions whose place this library takes.
+//! The C library's functions that this library replaces.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{epoll_event, iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
-/// The next one of a name, found when it is first called.
+/// The next symbol of a name, looked up at the first call.
 struct Next {
     name: &'static str,
     at: AtomicPtr<c_void>,
@@ -40,7 +40,7 @@ pub fn set_errno(errno: c_int) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// What a call answers that fails with this errno, which is set.
+/// Sets errno and returns -1.
 pub fn failed<T: From<i8>>(errno: c_int) -> T {
     set_errno(errno);
     T::from(-1)
@@ -48,10 +48,10 @@ pub fn failed<T: From<i8>>(errno: c_int) -> T {
 
 macro_rules! next {
     ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty;)*) => { $(
-        /// The one of the C library.
+        /// The C library's function.
         ///
         /// # Safety
-        /// As the manual says.
+        /// As its manual page says.
         #[inline]
         pub unsafe fn $name($($arg: $kind),*) -> $result {
             static NEXT: Next = Next {
@@ -97,10 +97,10 @@ next! {
     __recvfrom_chk(fd: c_int, bytes: *mut c_void, count: size_t, room: size_t, flags: c_int, from: *mut sockaddr, length: *mut socklen_t) -> ssize_t;
 }
 
-/// The one of the C library, which closes without fail.
+/// The C library's function, which cannot fail.
 ///
 /// # Safety
-/// As the manual says.
+/// As its manual page says.
 pub unsafe fn closefrom(first: c_int) {
     static NEXT: Next = Next {
         name: "closefrom\0",

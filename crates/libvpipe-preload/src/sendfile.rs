@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What `sendfile` says: how many bytes the host has sent since it was asked last.
+//! `sendfile`: starts pipes, and reports how many bytes the host has sent since the last call.
 
 use std::cell::OnceCell;
 use std::ffi::c_int;
@@ -9,63 +9,63 @@ use std::time::{Duration, Instant};
 
 use libc::{off_t, size_t, ssize_t};
 use rustix::fs::{SeekFrom, seek};
-use vpipe::engine::{Engine, News, Part, State, Table, marks};
-use vpipe::{FileId, Route, candidate, file_id, settings, threshold};
+use vpipe::engine::{ByteRange, Engine, PipeEvent, PipeState, Table, marks};
+use vpipe::{FileId, TransferKind, classify, file_id, settings, threshold};
 
-use crate::gate::{borrowed, guarded, is_nonblocking};
-use crate::head::Body;
+use crate::guard::{borrow, catch_panic, is_nonblocking};
+use crate::http_head::Body;
 use crate::real::{self, failed};
-use crate::{ahead, board, spare};
+use crate::{epoll_sets, epoll_shortcut, pipe_ahead};
 
-/// How long a program that does not use epoll is kept from asking again.
-pub const CALM: Duration = Duration::from_millis(10);
-/// How often a program of epoll asks without news before it is taken for one that has the socket in a set and polls it.
-/// Events that it fetched before the socket left the set explain some.
-pub const STALE: u32 = 8;
-/// How long the end of a pipe is waited for that the program has left behind.
-const FAREWELL: Duration = Duration::from_secs(10);
+/// Longest wait for news in a call of a program that polls without epoll.
+pub const MAX_NEWS_WAIT: Duration = Duration::from_millis(10);
+/// Calls without news before a program with epoll counts as polling: events that it fetched before the socket left
+/// the set explain some of them.
+pub const MAX_IDLE_POLLS: u32 = 8;
+/// Time to wait for the end of a pipe that the program has abandoned.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
-enum Answer {
+enum Outcome {
     /// So many bytes are sent.
     Sent(u64),
     Errno(c_int),
-    /// Not the host's business.
-    Ordinary,
+    /// The kernel sends.
+    NotPiped,
 }
 
 /// `sendfile(2)`.
 ///
 /// # Safety
-/// `offset` is null, or good for reading and writing.
+/// `offset` is null, or valid for reads and writes.
 pub unsafe fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     let marked = marks::of(to) & (marks::PIPE | marks::HEAD) != 0;
-    if marked || count as u64 >= settings().minimum {
+    if marked || count as u64 >= settings().min_bytes {
         // SAFETY: the caller's word.
         let place = unsafe { offset.as_mut() };
-        match guarded(Answer::Errno(libc::EIO), || answer(to, from, place, count)) {
-            Answer::Sent(n) => return n as ssize_t,
-            Answer::Errno(errno) => return failed(errno),
-            Answer::Ordinary => (),
+        match catch_panic(Outcome::Errno(libc::EIO), || answer(to, from, place, count)) {
+            Outcome::Sent(n) => return n as ssize_t,
+            Outcome::Errno(errno) => return failed(errno),
+            Outcome::NotPiped => (),
         }
     }
     let bytes = |sent: &ssize_t| u64::try_from(*sent).unwrap_or(0);
-    threshold::measured(count as u64, bytes, || {
+    threshold::time_sendfile(count as u64, bytes, || {
         // SAFETY: the caller's word.
         unsafe { real::sendfile(to, from, offset, count) }
     })
 }
 
-fn answer(to: c_int, from: c_int, place: Option<&mut off_t>, count: size_t) -> Answer {
-    let head = ahead::take(to);
-    let (Some(socket), Some(file)) = (borrowed(to), borrowed(from)) else {
-        return Answer::Ordinary;
+fn answer(to: c_int, from: c_int, place: Option<&mut off_t>, count: size_t) -> Outcome {
+    let head = pipe_ahead::take_head(to);
+    let (Some(socket), Some(file)) = (borrow(to), borrow(from)) else {
+        return Outcome::NotPiped;
     };
     let start = match &place {
         Some(at) => u64::try_from(**at).ok(),
         None => seek(file, SeekFrom::Current(0)).ok(),
     };
     let Some(start) = start else {
-        return Answer::Ordinary; // which says what is wrong
+        return Outcome::NotPiped; // the kernel reports the error
     };
     let call = Call {
         file,
@@ -80,8 +80,8 @@ fn answer(to: c_int, from: c_int, place: Option<&mut off_t>, count: size_t) -> A
     if answer.is_none() && call.begin(head).is_some() {
         answer = call.ask();
     }
-    let answer = answer.unwrap_or(Answer::Ordinary);
-    if let Answer::Sent(n) = answer {
+    let answer = answer.unwrap_or(Outcome::NotPiped);
+    if let Outcome::Sent(n) = answer {
         let end = start + n;
         match place {
             Some(at) => *at = off_t::try_from(end).unwrap_or(off_t::MAX),
@@ -94,137 +94,140 @@ fn answer(to: c_int, from: c_int, place: Option<&mut off_t>, count: size_t) -> A
 struct Call<'a> {
     file: BorrowedFd<'a>,
     socket: BorrowedFd<'a>,
-    /// First byte that is wanted.
+    /// Offset of the first requested byte.
     start: u64,
     count: u64,
 }
 
 impl Call<'_> {
-    /// Gives it to the host, when that is possible.
+    /// Starts a pipe, if possible.
     fn begin(&self, head: Option<Body>) -> Option<()> {
         let sure = head.map_or(0, |body| body.length());
-        let engine = Engine::here();
-        if !threshold::is_worth(self.count.max(sure)) || !engine.may_begin() {
+        let engine = Engine::get();
+        if !threshold::is_worthwhile(self.count.max(sure)) || !engine.may_start() {
             return None;
         }
         let fd = self.socket.as_raw_fd();
-        // one look instead of eight at a socket that was refused
+        // one system call instead of eight for a socket that was refused
         if marks::of(fd) & marks::LENT != 0 && engine.refuses(file_id(self.socket).ok()?) {
             return None;
         }
-        let found = candidate(self.file, self.socket).filter(|found| found.route == Route::Send)?;
+        let found =
+            classify(self.file, self.socket).filter(|found| found.kind == TransferKind::Send)?;
         let body = head.and_then(|body| body.of_file(found.size, self.start));
         let left = found.size.checked_sub(self.start)?;
         let length = body.unwrap_or(self.count).min(left);
-        if !threshold::is_worth(length) {
+        if !threshold::is_worthwhile(length) {
             return None;
         }
-        let part = Part {
-            offset: self.start,
+        let part = ByteRange {
+            source_offset: self.start,
             length,
-            to: 0,
+            sink_offset: 0,
         };
         let watcher = Box::new(move |news| {
-            if let Some(mut slot) = board::slot(fd) {
-                // what came while the host had the connection was not reported by the kernel
-                slot.unpark(fd, news != News::Progress);
+            if let Some(mut descriptor) = epoll_sets::descriptor(fd) {
+                // the kernel did not report what arrived while the host had the connection
+                descriptor.add_to_sets(fd, news != PipeEvent::Progress);
             }
         });
         let fds = (self.file, self.socket);
-        let begun = engine.begin(&mut engine.lock(), fds, found, part, watcher);
+        let begun = engine.start(&mut engine.lock(), fds, found, part, watcher);
         begun.ok().map(drop)
     }
 
-    /// What the socket's pipe has for the program; `None` when there is no pipe, or no more.
-    fn ask(&self) -> Option<Answer> {
+    /// The answer of the socket's pipe; `None` when it has no pipe, or the pipe has ended.
+    fn ask(&self) -> Option<Outcome> {
         let engine = Engine::peek()?;
         let fd = self.socket.as_raw_fd();
-        // looked at when there is news, and then believed: of many calls that tell it only the first one costs a system call
+        // the socket is checked once per update: of many calls that report it only the first costs a system call
         let mut table = engine.lock();
-        let socket = match table.record(fd).and_then(|record| record.looked) {
+        let socket = match table.pipe_at(fd).and_then(|record| record.checked_socket) {
             Some(socket) => socket,
             None => file_id(self.socket).ok()?,
         };
-        // what is there is told without a question whether the program would wait
+        // available bytes are reported whether or not the program would wait
         let nonblocking = OnceCell::new();
         let nonblocking = || *nonblocking.get_or_init(|| is_nonblocking(self.socket));
         let mut calm_until = None;
         loop {
-            let record = table.record_of(fd, socket)?;
+            let record = table.pipe_of(fd, socket)?;
             let id = record.id;
             if !record.continues(self.file, self.start) {
                 return self.leave(engine, table, socket);
             }
-            let available = record.available();
-            record.looked = (available > 0).then_some(socket);
-            let wanted = self.count.min(record.part.length - record.consumed);
+            let available = record.unreported();
+            record.checked_socket = (available > 0).then_some(socket);
+            let wanted = self.count.min(record.range.length - record.reported);
             let enough = available >= wanted || available > 0 && nonblocking();
-            if enough && wanted > 0 || available > 0 && !record.is_piping() {
+            if enough && wanted > 0 || available > 0 && !record.is_active() {
                 let n = available.min(wanted);
-                record.consumed += n;
-                record.asked = 0;
-                spare::told(fd, record.available() > 0);
-                if record.state == State::Over(0) && record.available() == 0 {
-                    table.forget(id);
+                record.reported += n;
+                record.idle_polls = 0;
+                epoll_shortcut::note_reported(fd, record.unreported() > 0);
+                if record.state == PipeState::Finished(0) && record.unreported() == 0 {
+                    table.remove(id);
                 }
-                return Some(Answer::Sent(n));
+                return Some(Outcome::Sent(n));
             }
             match record.state {
-                State::Over(0) | State::Refused(_) => {
-                    table.forget(id);
+                PipeState::Finished(0) | PipeState::Refused(_) => {
+                    table.remove(id);
                     return None;
                 }
-                State::Over(errno) => {
-                    table.forget(id);
-                    return Some(Answer::Errno(errno));
+                PipeState::Finished(errno) => {
+                    table.remove(id);
+                    return Some(Outcome::Errno(errno));
                 }
-                State::Piping => (),
+                PipeState::Active => (),
             }
             if wanted == 0 {
-                return Some(Answer::Sent(0));
+                return Some(Outcome::Sent(0));
             }
             if !nonblocking() {
                 table = engine.wait(table, id, None);
                 continue;
             }
-            let parked = board::slot(fd).is_some_and(|mut slot| slot.park(fd));
-            let patience = if parked { STALE } else { 0 };
-            let restless = record.asked > patience;
-            let until = *calm_until.get_or_insert_with(|| Instant::now() + CALM);
+            let in_sets = epoll_sets::descriptor(fd)
+                .is_some_and(|mut descriptor| descriptor.remove_from_sets(fd));
+            let max_idle_polls = if in_sets { MAX_IDLE_POLLS } else { 0 };
+            let restless = record.idle_polls > max_idle_polls;
+            let until = *calm_until.get_or_insert_with(|| Instant::now() + MAX_NEWS_WAIT);
             if !restless || Instant::now() >= until {
-                record.asked = record.asked.saturating_add(1);
-                return Some(Answer::Errno(libc::EAGAIN));
+                record.idle_polls = record.idle_polls.saturating_add(1);
+                return Some(Outcome::Errno(libc::EAGAIN));
             }
             table = engine.wait(table, id, Some(until));
         }
     }
 
-    /// The program sends something else than it began: an early end, and an error when more was sent than it knows.
+    /// The program sends other bytes than the pipe: stops the pipe. `ECONNRESET` when more was sent than the program
+    /// knows.
     fn leave(
         &self,
         engine: &Engine,
         mut table: MutexGuard<'_, Table>,
         socket: FileId,
-    ) -> Option<Answer> {
+    ) -> Option<Outcome> {
         let fd = self.socket.as_raw_fd();
-        let until = Instant::now() + FAREWELL;
-        let id = table.record_of(fd, socket)?.id;
+        let until = Instant::now() + STOP_TIMEOUT;
+        let id = table.pipe_of(fd, socket)?.id;
         table.stop(id);
         let clean = loop {
-            let record = table.record_of(fd, socket)?;
+            let record = table.pipe_of(fd, socket)?;
             match record.state {
-                State::Piping if Instant::now() < until => {
+                PipeState::Active if Instant::now() < until => {
                     table = engine.wait(table, id, Some(until));
                 }
-                State::Piping => break false,
-                State::Over(errno) => break errno == 0 && record.available() == 0,
-                State::Refused(_) => break true,
+                PipeState::Active => break false,
+                PipeState::Finished(errno) => break errno == 0 && record.unreported() == 0,
+                PipeState::Refused(_) => break true,
             }
         };
         table.reset(fd);
-        if let Some(mut slot) = board::slot(fd) {
-            slot.unpark(fd, true);
+        if let Some(mut descriptor) = epoll_sets::descriptor(fd) {
+            descriptor.add_to_sets(fd, true);
         }
-        (!clean).then_some(Answer::Errno(libc::ECONNRESET))
+        (!clean).then_some(Outcome::Errno(libc::ECONNRESET))
     }
 }

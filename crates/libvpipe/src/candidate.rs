@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which descriptors can be piped.
+//! Which pairs of descriptors the host can move bytes between.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -8,42 +8,42 @@ use rustix::io::Errno;
 use rustix::net::{ipproto, sockopt};
 use rustix::process::{Resource, getrlimit};
 
-/// What a descriptor names, whatever its number. A socket has one too.
+/// Identity of a file or socket, independent of its descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileId {
     /// Device.
     pub device: u64,
-    /// Inode on it.
+    /// Inode number on that device.
     pub inode: u64,
 }
 
-/// From what to what.
+/// Source and sink of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Route {
-    /// From a file down a connection.
+pub enum TransferKind {
+    /// From a file to a connection.
     Send,
-    /// From a connection into a file.
+    /// From a connection to a file.
     Receive,
-    /// From a file into another one.
+    /// From a file to another file.
     Copy,
-    /// From a connection down another one.
+    /// From a connection to another connection.
     Relay,
 }
 
-/// Two descriptors of which the first can be piped into the second.
+/// A pair of descriptors that the host can move bytes between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Candidate {
-    /// Which kinds they are of.
-    pub route: Route,
-    /// The first.
+    /// Kind of the transfer.
+    pub kind: TransferKind,
+    /// The source.
     pub source: FileId,
-    /// Its size in bytes, now; `u64::MAX` of a socket.
+    /// Current size of the source in bytes; `u64::MAX` for a socket.
     pub size: u64,
-    /// The second.
+    /// The sink.
     pub sink: FileId,
 }
 
-/// What the descriptor names.
+/// Reads the identity of a descriptor.
 ///
 /// # Errors
 /// Those of `fstat(2)`.
@@ -55,8 +55,8 @@ pub fn file_id(fd: BorrowedFd<'_>) -> Result<FileId, Errno> {
     })
 }
 
-/// Whether it is a socket of TCP, and nobody between the program and TCP changes the bytes, as the kernel's TLS does. Only a socket
-/// of TCP tells who that is; others may say that they are of this protocol, or have such a socket below them.
+/// Whether the socket is a TCP socket without an upper layer protocol that changes the bytes, such as the kernel's
+/// TLS. Only TCP sockets answer `TCP_ULP`; other sockets may name this protocol too, or have a TCP socket below them.
 fn is_plain_tcp(socket: BorrowedFd<'_>) -> bool {
     if sockopt::socket_protocol(socket) != Ok(Some(ipproto::TCP)) {
         return false;
@@ -78,11 +78,11 @@ fn is_plain_tcp(socket: BorrowedFd<'_>) -> bool {
 
 struct End {
     id: FileId,
-    /// Of a file.
+    /// Size of a file.
     size: Option<u64>,
 }
 
-/// A plain TCP socket, or a regular file that may be read, or be written where the writer says.
+/// Checks one end: a plain TCP socket, or a regular file that the program may read or write.
 fn end(fd: BorrowedFd<'_>, written: bool) -> Option<End> {
     let stat = fstat(fd).ok()?;
     let id = FileId {
@@ -92,7 +92,7 @@ fn end(fd: BorrowedFd<'_>, written: bool) -> Option<End> {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => {
             let flags = fcntl_getfl(fd).ok()?;
-            // the host would do what the program may not, or not do what it wants
+            // the host would do what the program may not do, or not what its flags ask for
             let (other, odd) = match written {
                 false => (OFlags::WRONLY, OFlags::PATH),
                 true => (
@@ -109,23 +109,23 @@ fn end(fd: BorrowedFd<'_>, written: bool) -> Option<End> {
     }
 }
 
-/// Whether files of this process must not grow as they like.
+/// Whether this process has a file size limit.
 fn is_limited() -> bool {
     getrlimit(Resource::Fsize).current.is_some()
 }
 
-/// Looks whether both are regular files or sockets of plain TCP, and not the same one. `None` also when they cannot be looked at: the
-/// system call that is made instead says why.
-pub fn candidate(source: BorrowedFd<'_>, sink: BorrowedFd<'_>) -> Option<Candidate> {
+/// Checks a pair of descriptors: regular files or plain TCP sockets, and not the same one. `None` also when fstat
+/// fails: the system call that is made instead reports the error.
+pub fn classify(source: BorrowedFd<'_>, sink: BorrowedFd<'_>) -> Option<Candidate> {
     let (source, sink) = (end(source, false)?, end(sink, true)?);
-    let route = match (source.size, sink.size) {
-        (Some(_), None) => Route::Send,
-        (None, Some(_)) => Route::Receive,
-        (Some(_), Some(_)) => Route::Copy,
-        (None, None) => Route::Relay,
+    let kind = match (source.size, sink.size) {
+        (Some(_), None) => TransferKind::Send,
+        (None, Some(_)) => TransferKind::Receive,
+        (Some(_), Some(_)) => TransferKind::Copy,
+        (None, None) => TransferKind::Relay,
     };
     (source.id != sink.id).then_some(Candidate {
-        route,
+        kind,
         source: source.id,
         size: source.size.unwrap_or(u64::MAX),
         sink: sink.id,
@@ -148,14 +148,14 @@ mod tests {
         let another = TcpListener::bind("127.0.0.1:0").unwrap();
         let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
         let (unix, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        for (from, to, route, size) in [
-            (file.as_fd(), tcp.as_fd(), Route::Send, 3),
-            (tcp.as_fd(), file.as_fd(), Route::Receive, u64::MAX),
-            (file.as_fd(), other.as_fd(), Route::Copy, 3),
-            (tcp.as_fd(), another.as_fd(), Route::Relay, u64::MAX),
+        for (from, to, kind, size) in [
+            (file.as_fd(), tcp.as_fd(), TransferKind::Send, 3),
+            (tcp.as_fd(), file.as_fd(), TransferKind::Receive, u64::MAX),
+            (file.as_fd(), other.as_fd(), TransferKind::Copy, 3),
+            (tcp.as_fd(), another.as_fd(), TransferKind::Relay, u64::MAX),
         ] {
-            let found = candidate(from, to).unwrap();
-            assert_eq!((found.route, found.size), (route, size));
+            let found = classify(from, to).unwrap();
+            assert_eq!((found.kind, found.size), (kind, size));
             assert_ne!(found.source, found.sink);
         }
         for (from, to) in [
@@ -165,7 +165,7 @@ mod tests {
             (tcp.as_fd(), tcp.as_fd()),
             (tcp.as_fd(), unix.as_fd()),
         ] {
-            assert_eq!(candidate(from, to), None);
+            assert_eq!(classify(from, to), None);
         }
     }
 
@@ -177,17 +177,17 @@ mod tests {
         let raw = socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::TCP));
         if let Ok(raw) = raw {
             assert_eq!(sockopt::socket_protocol(&raw), Ok(Some(ipproto::TCP)));
-            assert_eq!(candidate(file.as_fd(), raw.as_fd()), None);
+            assert_eq!(classify(file.as_fd(), raw.as_fd()), None);
         }
         let tcp = socket(AddressFamily::INET6, SocketType::STREAM, Some(ipproto::TCP)).unwrap();
-        assert!(candidate(file.as_fd(), tcp.as_fd()).is_some());
+        assert!(classify(file.as_fd(), tcp.as_fd()).is_some());
         // TCP is below it
         if let Ok(multi) = socket(
             AddressFamily::INET,
             SocketType::STREAM,
             Some(ipproto::MPTCP),
         ) {
-            assert_eq!(candidate(file.as_fd(), multi.as_fd()), None);
+            assert_eq!(classify(file.as_fd(), multi.as_fd()), None);
         }
     }
 
@@ -206,7 +206,7 @@ mod tests {
         ] {
             let fd = open(file.path(), flags, Mode::empty()).unwrap();
             assert_eq!(
-                candidate(tcp.as_fd(), fd.as_fd()).is_some(),
+                classify(tcp.as_fd(), fd.as_fd()).is_some(),
                 fits,
                 "{flags:?}"
             );
@@ -225,7 +225,7 @@ mod tests {
             (OFlags::PATH, false),
         ] {
             let fd = open(file.path(), flags, Mode::empty()).unwrap();
-            let found = candidate(fd.as_fd(), tcp.as_fd());
+            let found = classify(fd.as_fd(), tcp.as_fd());
             assert_eq!(found.is_some(), fits, "{flags:?}");
         }
     }
@@ -235,13 +235,13 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let tcp = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        assert!(candidate(file.as_fd(), tcp.as_fd()).is_some());
+        assert!(classify(file.as_fd(), tcp.as_fd()).is_some());
         // SAFETY: three bytes.
         let result = unsafe {
             let name = b"tls".as_ptr().cast();
             libc::setsockopt(tcp.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_ULP, name, 3)
         };
         // a kernel without it has none of these sockets
-        assert_eq!(candidate(file.as_fd(), tcp.as_fd()).is_some(), result != 0);
+        assert_eq!(classify(file.as_fd(), tcp.as_fd()).is_some(), result != 0);
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is done when nothing is piped: the ordinary system calls.
+//! Copies with ordinary system calls.
 
 use std::os::fd::BorrowedFd;
 
@@ -11,13 +11,13 @@ use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 
 use crate::threshold;
 
-/// Bytes that are read and written at a time.
-const CHUNK: usize = 128 << 10;
+/// Buffer of `read` and `write`.
+const BUFFER_BYTES: usize = 128 << 10;
 /// Most bytes of one system call.
-const MOST: usize = 0x7fff_f000;
+const MAX_CALL_BYTES: usize = 0x7fff_f000;
 
-/// Copies up to `length` bytes; from `offset` on, which is moved, or from the descriptor's position. Returns less at the end of
-/// `from`, or when it could not go on.
+/// Copies up to `length` bytes, from `offset`, which it advances, or from the descriptor's position. Returns less at
+/// the end of `from`, or at an error after some bytes.
 pub(crate) fn copy(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,
@@ -29,80 +29,80 @@ pub(crate) fn copy(
     if source == FileType::Socket && offset.is_some() {
         return Err(Errno::SPIPE);
     }
-    let mut way = match (source, sink) {
-        (FileType::RegularFile, FileType::RegularFile) => Way::Range,
-        (FileType::RegularFile, _) => Way::Send,
+    let mut method = match (source, sink) {
+        (FileType::RegularFile, FileType::RegularFile) => Method::Range,
+        (FileType::RegularFile, _) => Method::Send,
         // splice(2) does not append
-        (FileType::Socket, _) if appends(to) => Way::Bytes,
-        (FileType::Socket, _) => Way::Splice,
-        _ => Way::Bytes,
+        (FileType::Socket, _) if is_append(to) => Method::Bytes,
+        (FileType::Socket, _) => Method::Splice,
+        _ => Method::Bytes,
     };
     let mut done = 0;
     while done < length {
-        let some = (length - done).min(MOST);
-        let moved = match way {
-            Way::Send => {
+        let count = (length - done).min(MAX_CALL_BYTES);
+        let moved = match method {
+            Method::Send => {
                 let bytes = |sent: &Result<usize, Errno>| sent.map_or(0, |n| n as u64);
-                let send = || sendfile(to, from, offset.as_deref_mut(), some);
-                threshold::measured(some as u64, bytes, send)
+                let send = || sendfile(to, from, offset.as_deref_mut(), count);
+                threshold::time_sendfile(count as u64, bytes, send)
             }
-            Way::Range => copy_file_range(from, offset.as_deref_mut(), to, None, some),
-            Way::Splice => through_a_pipe(from, to, some),
-            Way::Bytes => by_bytes(from, to, offset.as_deref_mut(), some),
+            Method::Range => copy_file_range(from, offset.as_deref_mut(), to, None, count),
+            Method::Splice => through_pipe(from, to, count),
+            Method::Bytes => through_buffer(from, to, offset.as_deref_mut(), count),
         };
         match moved {
             Ok(0) => break,
             Ok(n) => done += n,
             Err(Errno::INTR) if done == 0 => return Err(Errno::INTR),
-            // not between these two, or not on this kernel
+            // the kernel cannot do it between these two files
             Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP)
-                if way != Way::Bytes && done == 0 =>
+                if method != Method::Bytes && done == 0 =>
             {
-                way = Way::Bytes;
+                method = Method::Bytes;
             }
             Err(e) if done == 0 => return Err(e),
-            Err(_) => break, // the next call says why
+            Err(_) => break, // the next call reports the error
         }
-        if way == Way::Send {
-            break; // as sendfile(2): what one call could do
+        if method == Method::Send {
+            break; // one call, as sendfile(2)
         }
     }
     Ok(done)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Method {
     Send,
     Range,
     Splice,
     Bytes,
 }
 
-fn appends(to: BorrowedFd<'_>) -> bool {
+fn is_append(to: BorrowedFd<'_>) -> bool {
     fcntl_getfl(to).is_ok_and(|flags| flags.contains(OFlags::APPEND))
 }
 
-/// What was taken is never lost: a sink that takes nothing now is waited for.
-fn through_a_pipe(from: BorrowedFd<'_>, to: BorrowedFd<'_>, most: usize) -> Result<usize, Errno> {
+/// Moves bytes through a kernel pipe. A full sink is waited for, so no byte is lost.
+fn through_pipe(from: BorrowedFd<'_>, to: BorrowedFd<'_>, most: usize) -> Result<usize, Errno> {
     let (out, into) = pipe_with(PipeFlags::CLOEXEC)?;
     let taken = splice(from, None, &into, None, most, SpliceFlags::MOVE)?;
     let mut given = 0;
     while given < taken {
         match splice(&out, None, to, None, taken - given, SpliceFlags::MOVE) {
             Ok(n) => given += n,
-            Err(e) => patience(to, e)?,
+            Err(e) => wait_writable(to, e)?,
         }
     }
     Ok(taken)
 }
 
-fn by_bytes(
+fn through_buffer(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,
     offset: Option<&mut u64>,
     most: usize,
 ) -> Result<usize, Errno> {
-    let mut bytes = Vec::with_capacity(most.min(CHUNK));
+    let mut bytes = Vec::with_capacity(most.min(BUFFER_BYTES));
     match offset {
         None => read(from, spare_capacity(&mut bytes))?,
         Some(at) => {
@@ -115,13 +115,13 @@ fn by_bytes(
     while !rest.is_empty() {
         match write(to, rest) {
             Ok(n) => rest = rest.get(n..).unwrap_or_default(),
-            Err(e) => patience(to, e)?,
+            Err(e) => wait_writable(to, e)?,
         }
     }
     Ok(bytes.len())
 }
 
-fn patience(to: BorrowedFd<'_>, e: Errno) -> Result<(), Errno> {
+fn wait_writable(to: BorrowedFd<'_>, e: Errno) -> Result<(), Errno> {
     match e {
         Errno::AGAIN => match poll(&mut [PollFd::new(&to, PollFlags::OUT)], None) {
             Ok(_) | Err(Errno::INTR) => Ok(()),

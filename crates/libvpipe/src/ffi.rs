@@ -8,10 +8,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use libc::{off_t, size_t, ssize_t};
 use rustix::io::Errno;
 
-use crate::{file, job};
+use crate::{job, transfer};
 
-/// Runs `call`; a failure goes to errno, and a panic does not go to a caller who has never heard of it.
-fn guarded<T>(failed: T, call: impl FnOnce() -> Result<T, Errno>) -> T {
+/// Runs `call`. An error goes to errno. A panic becomes `EIO` and does not unwind into the C caller.
+fn call_guarded<T>(failed: T, call: impl FnOnce() -> Result<T, Errno>) -> T {
     let result = catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Errno::IO));
     result.unwrap_or_else(|errno| {
         // SAFETY: the address of this thread's errno is always good.
@@ -24,14 +24,14 @@ fn borrowed<'a>(fd: c_int) -> Result<BorrowedFd<'a>, Errno> {
     if fd < 0 {
         return Err(Errno::BADF);
     }
-    // SAFETY: the caller keeps it open for the call; when it is not, the kernel says so.
+    // SAFETY: the caller keeps it open for the call; otherwise the kernel reports the error.
     Ok(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// Copies up to `length` bytes of `in_fd` into `out_fd`; their number, or -1.
+/// Moves up to `length` bytes of `in_fd` to `out_fd`. Returns their number, or -1.
 ///
 /// # Safety
-/// `offset` is null, or good for reading and writing.
+/// `offset` is null, or valid for reads and writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpipe_file(
     in_fd: c_int,
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn vpipe_file(
     offset: *mut off_t,
     length: size_t,
 ) -> ssize_t {
-    guarded(-1, || {
+    call_guarded(-1, || {
         let (from, to) = (borrowed(in_fd)?, borrowed(out_fd)?);
         // SAFETY: null, or the caller's word.
         let place = unsafe { offset.as_mut() };
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn vpipe_file(
             Some(at) => Some(u64::try_from(**at).map_err(|_| Errno::INVAL)?),
             None => None,
         };
-        let sent = file::send(from, to, at.as_mut(), length);
+        let sent = transfer::transfer(from, to, at.as_mut(), length);
         if let (Some(place), Some(at)) = (place, at) {
             *place = off_t::try_from(at).map_err(|_| Errno::OVERFLOW)?;
         }
@@ -55,18 +55,18 @@ pub unsafe extern "C" fn vpipe_file(
     })
 }
 
-/// Begins to copy `length` bytes of `in_fd`, from `offset` on (0 of what has no places), into `out_fd`. A descriptor that becomes
-/// readable when that is over, or -1.
+/// Starts to move `length` bytes of `in_fd`, from `offset` (0 for a socket), to `out_fd`. Returns a descriptor that
+/// becomes readable at the end, or -1.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpipe_begin(in_fd: c_int, out_fd: c_int, offset: off_t, length: size_t) -> c_int {
-    guarded(-1, || {
+    call_guarded(-1, || {
         let offset = u64::try_from(offset).map_err(|_| Errno::INVAL)?;
         job::start(borrowed(in_fd)?, borrowed(out_fd)?, offset, length)
     })
 }
 
-/// Waits until it is over, and closes the descriptor of `vpipe_begin`; the number of bytes, or -1.
+/// Waits for the end and closes the descriptor of `vpipe_begin`. Returns the number of bytes, or -1.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpipe_end(completion: c_int) -> ssize_t {
-    guarded(-1, || job::end(completion).map(|n| n as ssize_t))
+    call_guarded(-1, || job::end(completion).map(|n| n as ssize_t))
 }

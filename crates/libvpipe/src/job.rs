@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Transfers for which nobody waits, by the descriptors that become readable when they are done.
+//! Transfers without a waiting caller. A descriptor becomes readable when one ends.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -9,22 +9,22 @@ use std::thread;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec, write};
 
-use crate::candidate::{Route, candidate};
+use crate::candidate::{TransferKind, classify};
 use crate::copy::copy;
-use crate::engine::{Descriptor, News, PerProcess, quietly};
-use crate::file::{Begun, Place, advance, begin, finish, is_socket, send};
+use crate::engine::{Descriptor, PerProcess, PipeEvent, with_signals_blocked};
+use crate::transfer::{self, Offsets, StartedPipe, advance_positions, finish, is_socket, transfer};
 
-/// Stack of a thread that copies, in bytes.
-const STACK: usize = 256 << 10;
+/// Stack of a copying thread, in bytes.
+const THREAD_STACK_BYTES: usize = 256 << 10;
 
 /// A transfer.
 struct Job {
     source: Descriptor,
     sink: Descriptor,
-    /// First byte, when the source is no socket.
+    /// Offset of the first byte, unless the source is a socket.
     offset: Option<u64>,
     length: usize,
-    /// Becomes readable when it is over.
+    /// Becomes readable at the end of the transfer.
     completion: Descriptor,
     stage: Mutex<Stage>,
     over: Condvar,
@@ -32,22 +32,22 @@ struct Job {
 
 #[derive(Clone, Copy)]
 enum Stage {
-    /// The engine has it.
+    /// The host moves the bytes.
     Piped,
-    /// A thread has it.
+    /// A thread copies them.
     Copying,
     Copied(Result<usize, Errno>),
 }
 
 #[derive(Default)]
 struct Jobs {
-    /// By the number of the completion, which the caller knows.
+    /// By the descriptor number that the caller has.
     open: Mutex<HashMap<RawFd, Pending>>,
 }
 
 struct Pending {
     job: Arc<Job>,
-    piped: Option<Begun>,
+    piped: Option<StartedPipe>,
 }
 
 static JOBS: PerProcess<Jobs> = PerProcess::new();
@@ -57,26 +57,26 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Job {
-    fn place(&self) -> Place {
-        Place {
-            from: self.offset,
-            to: None,
+    fn offsets(&self) -> Offsets {
+        Offsets {
+            source: self.offset,
+            sink: None,
         }
     }
 
-    fn signal(&self) {
+    fn signal_completion(&self) {
         let _ = write(&self.completion, &1_u64.to_ne_bytes());
     }
 
-    /// Copies all of it: nobody else is there to wait for sockets. Piece by piece by the host when that may be asked.
-    fn copy(&self, asks: bool) {
+    /// Copies all bytes and waits for sockets; asks the host for each part if `may_pipe`.
+    fn copy(&self, may_pipe: bool) {
         let mut at = self.offset;
         let mut done = 0;
         let (from, to) = (self.source.as_fd(), self.sink.as_fd());
         let result = loop {
             let left = self.length - done;
-            let moved = match asks {
-                true => send(from, to, at.as_mut(), left),
+            let moved = match may_pipe {
+                true => transfer(from, to, at.as_mut(), left),
                 false => copy(from, to, at.as_mut(), left),
             };
             match moved {
@@ -99,29 +99,29 @@ impl Job {
                 Err(_) => break Ok(done),
             }
         };
-        self.copied(result);
+        self.complete(result);
     }
 
-    fn copied(&self, result: Result<usize, Errno>) {
+    fn complete(&self, result: Result<usize, Errno>) {
         *locked(&self.stage) = Stage::Copied(result);
         self.over.notify_all();
-        self.signal();
+        self.signal_completion();
     }
 
-    fn copy_on_a_thread(self: &Arc<Self>, asks: bool) {
+    fn copy_on_thread(self: &Arc<Self>, may_pipe: bool) {
         *locked(&self.stage) = Stage::Copying;
         let job = self.clone();
-        let made = quietly(|| {
-            let named = thread::Builder::new().stack_size(STACK);
-            named.spawn(move || job.copy(asks))
+        let made = with_signals_blocked(|| {
+            let named = thread::Builder::new().stack_size(THREAD_STACK_BYTES);
+            named.spawn(move || job.copy(may_pipe))
         });
         if made.is_err() {
-            self.copied(Err(Errno::AGAIN));
+            self.complete(Err(Errno::AGAIN));
         }
     }
 }
 
-/// Begins a transfer; the number of the descriptor that becomes readable when it is over.
+/// Starts a transfer. Returns the descriptor that becomes readable at the end.
 pub(crate) fn start(
     source: BorrowedFd<'_>,
     sink: BorrowedFd<'_>,
@@ -144,25 +144,25 @@ pub(crate) fn start(
     });
     let watched = job.clone();
     let watcher = Box::new(move |news| match news {
-        News::Progress => (),
-        News::Over => watched.signal(),
-        News::Refused => watched.copy_on_a_thread(false),
+        PipeEvent::Progress => (),
+        PipeEvent::Finished => watched.signal_completion(),
+        PipeEvent::Refused => watched.copy_on_thread(false),
     });
-    // one piece after the other takes somebody who asks for the next one
-    let pieces = candidate(source, sink).is_some_and(|found| found.route == Route::Copy);
-    let piped = match pieces {
+    // a copy between files is piped in pieces, and a thread asks for each
+    let in_pieces = classify(source, sink).is_some_and(|found| found.kind == TransferKind::Copy);
+    let piped = match in_pieces {
         true => None,
-        false => begin((source, sink), job.place(), length as u64, watcher),
+        false => transfer::start((source, sink), job.offsets(), length as u64, watcher),
     };
     if piped.is_none() {
-        job.copy_on_a_thread(pieces);
+        job.copy_on_thread(in_pieces);
     }
     let number = job.completion.as_fd().as_raw_fd();
     locked(&JOBS.get().open).insert(number, Pending { job, piped });
     Ok(number)
 }
 
-/// Waits for a transfer, and closes its descriptor; the number of bytes.
+/// Waits for a transfer and closes its descriptor. Returns the number of bytes.
 pub(crate) fn end(completion: RawFd) -> Result<usize, Errno> {
     let pending = locked(&JOBS.get().open).remove(&completion);
     let Pending { job, piped } = pending.ok_or(Errno::BADF)?;
@@ -171,13 +171,13 @@ pub(crate) fn end(completion: RawFd) -> Result<usize, Errno> {
     {
         let moved = ended?;
         let ends = (job.source.as_fd(), job.sink.as_fd());
-        advance(ends, &begun, job.place(), moved)?;
+        advance_positions(ends, &begun, job.offsets(), moved)?;
         return Ok(usize::try_from(moved).unwrap_or(job.length));
     }
     let mut stage = locked(&job.stage);
     loop {
         match *stage {
-            Stage::Piped => return Err(Errno::BADF), // closed before its time
+            Stage::Piped => return Err(Errno::BADF), // closed too early
             Stage::Copied(result) => return result,
             Stage::Copying => {
                 stage = job.over.wait(stage).unwrap_or_else(PoisonError::into_inner);

@@ -1,21 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes that the host moves for a VM, from a file or a connection to another one.
+//! libvpipe: a program in a VM lets the host move bytes between files and TCP connections.
 //!
-//! A program in a VM has a file and a TCP connection, or two of either. It hands both to the VM's agent, the host moves the bytes
-//! between disk image and network, and connections come back into the same descriptors. [`ffi`] is what C programs call, described in
-//! `vpipe_file(3)`; [`engine`] is the part that talks to the agent, which the preload library uses too.
+//! The program passes its descriptors to the VM's agent. The host moves the bytes between disk image and network, and
+//! the connections return to the same descriptors. What the host cannot move is copied by ordinary system calls, so a
+//! caller needs no second code path.
 //!
-//! What cannot be piped is copied by the ordinary system calls: a caller needs no second way.
+//! | module | what it does |
+//! |---|---|
+//! | [`ffi`] | the C interface, see `vpipe_file(3)` |
+//! | `transfer`, `job` | calls that wait for the end of a transfer, and calls that do not |
+//! | [`engine`] | the connection to the agent and the table of pipes; the preload library uses it too |
+//! | `candidate` | which descriptors the host can move bytes between |
+//! | `copy` | ordinary system calls |
+//! | [`threshold`] | from which size on a file is worth a pipe |
+//! | `settings` | environment variables |
 
 mod candidate;
 mod copy;
 pub mod engine;
 pub mod ffi;
-mod file;
 mod job;
 mod settings;
 pub mod threshold;
+mod transfer;
 
-pub use candidate::{Candidate, FileId, Route, candidate, file_id};
-pub use file::{PIECE, Place, pipe, send};
-pub use settings::{DEFAULT_MINIMUM, Settings, settings};
+pub use candidate::{Candidate, FileId, TransferKind, classify, file_id};
+pub use settings::{DEFAULT_MIN_BYTES, Settings, settings};
+pub use transfer::{MAX_COPY_BYTES, Offsets, pipe, transfer};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the environment says, read once.
+//! Settings from environment variables, read once.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -7,26 +7,26 @@ use std::sync::OnceLock;
 
 use viola_proto::pipe::library::SOCKET;
 
-/// Fewest bytes that are piped, unless `VIOLA_PIPE_MIN` says otherwise: a hand-over costs as much for a small file as for a
-/// large one, and for less than this it did not pay where it was measured (`make bench-vpipe`).
-pub const DEFAULT_MINIMUM: u64 = 2 << 20;
+/// Fewest bytes of a pipe, unless `VIOLA_PIPE_MIN` sets another number. A handover costs as much for a small file as
+/// for a large one; below this it did not pay in `make bench-vpipe`.
+pub const DEFAULT_MIN_BYTES: u64 = 2 << 20;
 
-/// The same from a connection down another one, where two change hands and both have to be empty first.
-pub const DEFAULT_RELAYED: u64 = 32 << 20;
+/// Fewest bytes of a relay: two connections are handed over, and their queues must be empty first.
+pub const DEFAULT_MIN_RELAY_BYTES: u64 = 32 << 20;
 
-/// What the environment says.
+/// Settings of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Where the agent listens: `VIOLA_PIPE_SOCKET`.
-    pub agent: PathBuf,
+    /// Socket of the agent: `VIOLA_PIPE_SOCKET`.
+    pub agent_socket: PathBuf,
     /// Fewest bytes that are piped: `VIOLA_PIPE_MIN`.
-    pub minimum: u64,
-    /// Whether that is only what [`crate::threshold`] begins with: not when it is said.
-    pub adapts: bool,
-    /// Fewest bytes that are relayed from connection to connection: `VIOLA_PIPE_MIN`, too.
-    pub relayed: u64,
-    /// Whether a whole body is piped when its first piece is sent: not when `VIOLA_PIPE_AHEAD` is 0.
-    pub ahead: bool,
+    pub min_bytes: u64,
+    /// Whether [`crate::threshold`] adapts this minimum: only without `VIOLA_PIPE_MIN`.
+    pub is_adaptive: bool,
+    /// Fewest bytes of a relay: `VIOLA_PIPE_MIN`, too.
+    pub min_relay_bytes: u64,
+    /// Whether a whole HTTP body is piped when the program sends its first part: unless `VIOLA_PIPE_AHEAD` is 0.
+    pub pipes_ahead: bool,
 }
 
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
@@ -40,16 +40,16 @@ impl Settings {
     fn from(variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let named = |name| variable(name).filter(|text| !text.is_empty());
         let number = |text: OsString| text.to_str()?.parse::<u64>().ok();
-        // nobody gains by a pipe of nothing
+        // a pipe of zero bytes is useless
         let minimum = named("VIOLA_PIPE_MIN")
             .and_then(number)
             .map(|least| least.max(1));
         Self {
-            agent: named("VIOLA_PIPE_SOCKET").map_or_else(|| SOCKET.into(), PathBuf::from),
-            minimum: minimum.unwrap_or(DEFAULT_MINIMUM),
-            adapts: minimum.is_none(),
-            relayed: minimum.unwrap_or(DEFAULT_RELAYED),
-            ahead: named("VIOLA_PIPE_AHEAD").is_none_or(|text| text != "0"),
+            agent_socket: named("VIOLA_PIPE_SOCKET").map_or_else(|| SOCKET.into(), PathBuf::from),
+            min_bytes: minimum.unwrap_or(DEFAULT_MIN_BYTES),
+            is_adaptive: minimum.is_none(),
+            min_relay_bytes: minimum.unwrap_or(DEFAULT_MIN_RELAY_BYTES),
+            pipes_ahead: named("VIOLA_PIPE_AHEAD").is_none_or(|text| text != "0"),
         }
     }
 }
@@ -59,16 +59,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_said_has_a_default_and_nonsense_is_not_heard() {
+    fn unset_and_invalid_variables_have_defaults() {
         let none = Settings::from(|_| None);
-        assert_eq!(none.agent, PathBuf::from(SOCKET));
-        assert_eq!((none.minimum, none.ahead), (DEFAULT_MINIMUM, true));
-        assert!(none.adapts);
+        assert_eq!(none.agent_socket, PathBuf::from(SOCKET));
+        assert_eq!(
+            (none.min_bytes, none.pipes_ahead),
+            (DEFAULT_MIN_BYTES, true)
+        );
+        assert!(none.is_adaptive);
         let nonsense = Settings::from(|_| Some("x".into()));
-        assert_eq!(nonsense.minimum, DEFAULT_MINIMUM);
+        assert_eq!(nonsense.min_bytes, DEFAULT_MIN_BYTES);
         let zero = Settings::from(|_| Some("0".into()));
-        assert_eq!((zero.minimum, zero.ahead), (1, false));
-        assert!(!zero.adapts);
-        assert_eq!((none.relayed, zero.relayed), (DEFAULT_RELAYED, 1));
+        assert_eq!((zero.min_bytes, zero.pipes_ahead), (1, false));
+        assert!(!zero.is_adaptive);
+        assert_eq!(
+            (none.min_relay_bytes, zero.min_relay_bytes),
+            (DEFAULT_MIN_RELAY_BYTES, 1)
+        );
     }
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use agent::{Agent, Manner};
 use vpipe::ffi::vpipe_file;
-use vpipe::threshold::{FRESH, MOST};
+use vpipe::threshold::{MAX_MINIMUM_BYTES, MEASUREMENT_LIFETIME};
 
 const MIB: u64 = 1 << 20;
 
@@ -44,7 +44,7 @@ fn dear_hand_overs_are_left_out_and_tried_again() {
         std::env::remove_var("VIOLA_PIPE_MIN");
     }
     let path = folder.path().join("file");
-    std::fs::write(&path, vec![7; MOST as usize]).unwrap();
+    std::fs::write(&path, vec![7; MAX_MINIMUM_BYTES as usize]).unwrap();
     let file = File::open(&path).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -69,11 +69,20 @@ fn dear_hand_overs_are_left_out_and_tried_again() {
     send(&file, &socket, large);
     assert_eq!((agent.pipes(), agent.sent()), (4, 4 * large));
     // not what is larger than anything that is left out
-    send(&file, &socket, MOST);
-    assert_eq!((agent.pipes(), agent.sent()), (5, 4 * large + MOST));
-    thread::sleep(FRESH + Duration::from_millis(100));
+    send(&file, &socket, MAX_MINIMUM_BYTES);
+    assert_eq!(
+        (agent.pipes(), agent.sent()),
+        (5, 4 * large + MAX_MINIMUM_BYTES)
+    );
+    thread::sleep(MEASUREMENT_LIFETIME + Duration::from_millis(100));
     send(&file, &socket, large);
-    assert_eq!((agent.pipes(), agent.sent()), (6, 5 * large + MOST));
+    assert_eq!(
+        (agent.pipes(), agent.sent()),
+        (6, 5 * large + MAX_MINIMUM_BYTES)
+    );
     drop(socket);
-    assert_eq!(reading.join().unwrap(), 6 * large + 4 * MIB + MOST);
+    assert_eq!(
+        reading.join().unwrap(),
+        6 * large + 4 * MIB + MAX_MINIMUM_BYTES
+    );
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Descriptors of the library's own, which the preload library never sees closed.
+//! Descriptors of the library itself, closed past the preload library.
 //!
-//! They may be closed while the table is locked, and the preload library's `close` takes it when the number has a mark left
-//! from somebody else.
+//! They may be closed while the table is locked, and the preload library's `close` locks the table when the number
+//! still has a mark.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 
-/// A descriptor that is closed past the C library.
+/// A descriptor that is closed by a direct system call.
 #[derive(Debug)]
 pub(crate) struct Descriptor(ManuallyDrop<OwnedFd>);
 
@@ -25,9 +25,9 @@ impl AsFd for Descriptor {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        // SAFETY: nobody uses it after this.
+        // SAFETY: no code uses it after this.
         let fd = unsafe { ManuallyDrop::take(&mut self.0) }.into_raw_fd();
-        // SAFETY: it was owned, and nobody else has it.
+        // SAFETY: it was owned here only.
         unsafe { rustix::io::close(fd) };
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A connection to the agent.
+//! The connection to the agent.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -18,38 +18,38 @@ use viola_proto::pipe::library::{LibraryReply, LibraryRequest, PACKET_BYTES};
 
 use super::descriptor::Descriptor;
 
-/// How long an agent that reads nothing is waited for when it must hear something.
-const PATIENCE: Timespec = Timespec {
+/// Time to wait for room in the agent's socket, for a request that must not be lost.
+const SEND_TIMEOUT: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 100_000_000,
 };
 
 #[derive(Debug, Clone)]
-pub(super) struct Link {
+pub(super) struct AgentLink {
     socket: Arc<Descriptor>,
-    /// Tells one link of the process from the next.
+    /// Number of the connection in this process.
     pub number: u64,
 }
 
-impl Link {
-    /// Waits for nobody.
+impl AgentLink {
+    /// Connects without waiting.
     pub fn connect(path: &Path, number: u64) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
-        fcntl_setfl(&socket, OFlags::empty())?; // the helper waits in recv
+        fcntl_setfl(&socket, OFlags::empty())?; // the receiving thread waits in recv
         let socket = Arc::new(socket.into());
         Ok(Self { socket, number })
     }
 
-    fn packet(&self, ask: LibraryRequest, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    fn send_packet(&self, request: LibraryRequest, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
             return Err(Errno::INVAL);
         }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let bytes = ask.encode();
+        let bytes = request.encode();
         loop {
             match sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, flags) {
                 Err(Errno::INTR) => (),
@@ -58,18 +58,23 @@ impl Link {
         }
     }
 
-    /// Hands over descriptors; fails at once when the agent is busy.
-    pub fn give(&self, ask: LibraryRequest, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
-        self.packet(ask, fds)
+    /// Sends a request with descriptors; fails at once when the agent's queue is full.
+    pub fn send_with_descriptors(
+        &self,
+        request: LibraryRequest,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), Errno> {
+        self.send_packet(request, fds)
     }
 
-    /// Says what must not be lost. When it cannot be said the link is cut, and the agent resets all that it has from here.
-    pub fn tell(&self, ask: LibraryRequest) {
-        let said = match self.packet(ask, &[]) {
+    /// Sends a request that must not be lost. If that fails it closes the connection, and the agent resets all pipes
+    /// of this process.
+    pub fn send_or_close(&self, request: LibraryRequest) {
+        let said = match self.send_packet(request, &[]) {
             Err(Errno::AGAIN) => {
                 let mut ready = [PollFd::new(&self.socket, PollFlags::OUT)];
-                let _ = poll(&mut ready, Some(&PATIENCE));
-                self.packet(ask, &[])
+                let _ = poll(&mut ready, Some(&SEND_TIMEOUT));
+                self.send_packet(request, &[])
             }
             other => other,
         };
@@ -78,8 +83,8 @@ impl Link {
         }
     }
 
-    /// Waits for an answer; `None` when the agent is gone or talks nonsense.
-    pub fn hear(&self) -> Option<LibraryReply> {
+    /// Waits for a reply; `None` when the agent is gone, or sends an invalid packet.
+    pub fn receive(&self) -> Option<LibraryReply> {
         let mut bytes = [0; PACKET_BYTES + 1];
         loop {
             match recv(&self.socket, &mut bytes, RecvFlags::empty()) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is special about a descriptor's number, so cheap to ask that every system call can.
-//!
-//! While nothing is piped that is one relaxed load of a counter.
+//! Marks of descriptors, cheap enough for a check in every system call: while nothing is piped it is one relaxed load
+//! of a counter.
 
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
@@ -9,48 +8,48 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use super::process::PerProcess;
 
-/// It has a record: the host has its connection, or there is something left to be told.
+/// The descriptor has a pipe, or an error that the program must still get.
 pub const PIPE: u8 = 1;
-/// The agent had it once since it was opened.
+/// The agent had the descriptor since it was opened.
 pub const LENT: u8 = 2;
-/// The head of a response was written to it, and nothing since.
+/// The last write was the head of a response.
 pub const HEAD: u8 = 4;
 
-/// It was looked at, and is the file of a pipe; not since it was closed.
+/// The descriptor was checked and is the file of a pipe; it has not been closed since.
 pub const FILE: u8 = 8;
 
-/// How often one with that mark was closed.
-static CLOSED: AtomicUsize = AtomicUsize::new(0);
+/// Number of closed descriptors with that mark.
+static FILES_CLOSED: AtomicUsize = AtomicUsize::new(0);
 
 static MARKS: Marks = Marks::new();
 
-const CHUNK: usize = 1024;
-const CHUNKS: usize = 1024;
-/// Numbers of descriptors that may have marks are below this.
-pub const NUMBERS: u32 = (CHUNK * CHUNKS) as u32;
+const CHUNK_LEN: usize = 1024;
+const MAX_CHUNKS: usize = 1024;
+/// Descriptors below this number can have marks.
+pub const MAX_DESCRIPTORS: u32 = (CHUNK_LEN * MAX_CHUNKS) as u32;
 
-/// Something for each descriptor by its number, below 2^20. Asking takes no lock.
-pub struct Slots<T>(Box<[OnceLock<Box<[T]>>]>);
+/// A value per descriptor below 2^20. Reading takes no lock.
+pub struct FdSlots<T>(Box<[OnceLock<Box<[T]>>]>);
 
-impl<T> Default for Slots<T> {
+impl<T> Default for FdSlots<T> {
     fn default() -> Self {
-        Self((0..CHUNKS).map(|_| OnceLock::new()).collect())
+        Self((0..MAX_CHUNKS).map(|_| OnceLock::new()).collect())
     }
 }
 
-impl<T: Default> Slots<T> {
-    /// A descriptor's, when somebody has made it or one of its neighbours.
+impl<T: Default> FdSlots<T> {
+    /// The value of a descriptor, if its chunk exists.
     pub fn get(&self, fd: RawFd) -> Option<&T> {
         let fd = usize::try_from(fd).ok()?;
-        self.0.get(fd / CHUNK)?.get()?.get(fd % CHUNK)
+        self.0.get(fd / CHUNK_LEN)?.get()?.get(fd % CHUNK_LEN)
     }
 
-    /// A descriptor's; `None` for a number that is too large.
-    pub fn make(&self, fd: RawFd) -> Option<&T> {
+    /// The value of a descriptor, made if needed; `None` for a number that is too large.
+    pub fn get_or_make(&self, fd: RawFd) -> Option<&T> {
         let fd = usize::try_from(fd).ok()?;
-        let chunk = self.0.get(fd / CHUNK)?;
-        let chunk = chunk.get_or_init(|| (0..CHUNK).map(|_| T::default()).collect());
-        chunk.get(fd % CHUNK)
+        let chunk = self.0.get(fd / CHUNK_LEN)?;
+        let chunk = chunk.get_or_init(|| (0..CHUNK_LEN).map(|_| T::default()).collect());
+        chunk.get(fd % CHUNK_LEN)
     }
 }
 
@@ -58,7 +57,7 @@ impl<T: Default> Slots<T> {
 struct Marks {
     /// Descriptors that have a mark.
     marked: AtomicUsize,
-    slots: PerProcess<Slots<AtomicU8>>,
+    slots: PerProcess<FdSlots<AtomicU8>>,
 }
 
 impl Marks {
@@ -76,18 +75,18 @@ impl Marks {
 
     #[inline]
     fn of(&self, fd: RawFd) -> u8 {
-        if self.any() { self.look(fd) } else { 0 }
+        if self.any() { self.load(fd) } else { 0 }
     }
 
     #[cold]
-    fn look(&self, fd: RawFd) -> u8 {
+    fn load(&self, fd: RawFd) -> u8 {
         let slot = self.slots.peek().and_then(|slots| slots.get(fd));
         slot.map_or(0, |marks| marks.load(Ordering::Acquire))
     }
 
     fn set(&self, fd: RawFd, bit: u8) -> bool {
         let slots = self.slots.peek().unwrap_or_else(|| self.slots.get());
-        let Some(marks) = slots.make(fd) else {
+        let Some(marks) = slots.get_or_make(fd) else {
             return false;
         };
         if marks.fetch_or(bit, Ordering::AcqRel) == 0 {
@@ -119,29 +118,29 @@ pub fn of(fd: RawFd) -> u8 {
     MARKS.of(fd)
 }
 
-/// Marks a descriptor; false when its number is too large. Not for children of vfork.
+/// Sets a mark; false when the number is too large. Not for children of vfork.
 pub fn set(fd: RawFd, bit: u8) -> bool {
     MARKS.set(fd, bit)
 }
 
-/// Takes marks from a descriptor.
+/// Clears marks.
 pub fn clear(fd: RawFd, bits: u8) {
     MARKS.clear(fd, bits);
 }
 
-/// Changes when the file of a pipe is closed: what was found at its number may not be there any more.
-pub fn closed() -> usize {
-    CLOSED.load(Ordering::Acquire)
+/// Changes when the file of a pipe is closed: a descriptor that was checked before may be another file now.
+pub fn files_closed() -> usize {
+    FILES_CLOSED.load(Ordering::Acquire)
 }
 
 /// The file of a pipe is about to be closed.
-pub fn close(fd: RawFd) {
-    CLOSED.fetch_add(1, Ordering::AcqRel);
+pub fn file_closing(fd: RawFd) {
+    FILES_CLOSED.fetch_add(1, Ordering::AcqRel);
     clear(fd, FILE);
 }
 
-/// Nothing is marked: this is the child of a fork.
-pub(super) fn none() {
+/// Clears all marks in the child of a fork.
+pub(super) fn reset_after_fork() {
     MARKS.marked.store(0, Ordering::Relaxed);
 }
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A process's pipes: one connection to the agent, one thread that hears it, and a record for each pipe.
+//! The pipes of a process: one connection to the agent, one thread that receives its replies, and a record of each
+//! pipe.
 //!
-//! Connection and thread are made when the first pipe is begun, and again after a fork. Only the agent's answers change a
-//! record by themselves; a thread that waits is woken, and a [`Watcher`] is called.
+//! The first pipe makes connection and thread; so does the first one after a fork. Only replies of the agent change a
+//! record; they wake waiting threads and call the [`Watcher`].
 //!
-//! All system calls in here that the preload library takes the place of are made past the C library.
+//! This module bypasses the C library for all system calls that the preload library replaces.
 
 mod descriptor;
 mod link;
@@ -14,7 +15,7 @@ mod table;
 
 pub(crate) use descriptor::Descriptor;
 pub use process::PerProcess;
-pub use table::{End, News, Part, Record, State, Table, Watcher};
+pub use table::{ByteRange, Endpoint, Pipe, PipeEvent, PipeState, Table, Watcher};
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -27,32 +28,32 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use viola_proto::pipe::library::{LibraryRequest, LostConnections};
 
-use crate::candidate::{Candidate, FileId, Route};
+use crate::candidate::{Candidate, FileId, TransferKind};
 use crate::settings::settings;
-use link::Link;
+use link::AgentLink;
 
-/// How long an agent that could not be reached is left alone.
-const RETRY: Duration = Duration::from_secs(1);
-/// Stack of the thread that hears the agent, in bytes.
-const STACK: usize = 256 << 10;
+/// Time before the next attempt to connect to an agent.
+const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
+/// Stack of the receiving thread, in bytes.
+const THREAD_STACK_BYTES: usize = 256 << 10;
 
 static ENGINE: PerProcess<Engine> = PerProcess::new();
 
-/// Why no pipe was begun. The program sends by itself.
+/// Why no pipe was started. The program sends by itself.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// A socket has one.
+    /// A socket has a pipe already.
     #[error("socket has a pipe already")]
     Busy,
-    /// The agent did not want this socket, or this pair, before.
+    /// The agent refused this socket, or this pair, before.
     #[error("agent refused this before")]
-    Before,
-    /// There is no agent, or not one that listens.
+    RefusedBefore,
+    /// The agent cannot be reached.
     #[error("agent cannot be reached: {0}")]
-    Agent(#[source] io::Error),
+    Unreachable(#[source] io::Error),
     /// The descriptor's number is too large.
     #[error("descriptor's number is too large")]
-    Number,
+    DescriptorTooLarge,
 }
 
 /// The pipes of this process.
@@ -62,120 +63,120 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// This process's; not for children of vfork.
-    pub fn here() -> &'static Self {
+    /// The engine of this process; not for children of vfork.
+    pub fn get() -> &'static Self {
         ENGINE.get()
     }
 
-    /// This process's, when it has one of its own.
+    /// The engine of this process, if it has one.
     pub fn own() -> Option<&'static Self> {
         ENGINE.own()
     }
 
-    /// The same without a system call; in a child of vfork that is its parent's.
+    /// As [`Engine::own`] without a system call; in a child of vfork it is the parent's.
     pub fn peek() -> Option<&'static Self> {
         ENGINE.peek()
     }
 
-    /// The table. Whoever has it keeps the thread that hears the agent waiting.
+    /// Locks the table, which keeps the receiving thread waiting.
     pub fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it is worth the trouble to look at descriptors.
-    pub fn may_begin(&self) -> bool {
-        !self.lock().not_now()
+    /// Whether the agent may be reachable, so that a look at descriptors pays.
+    pub fn may_start(&self) -> bool {
+        !self.lock().is_agent_unreachable()
     }
 
-    /// Whether the agent did not want to have a file sent down this socket a moment ago, or ever.
+    /// Whether the agent refused to send files over this socket, recently or for good.
     pub fn refuses(&self, socket: FileId) -> bool {
         self.lock().refuses((None, socket))
     }
 
-    /// Hands both ends to the agent, and does not wait for what it says. `part` must not end after a source that is a file.
-    /// The number of the pipe.
+    /// Passes both descriptors to the agent, without waiting for its reply. `range` must not go beyond the end of a
+    /// source file. Returns the number of the pipe.
     ///
     /// # Errors
-    /// A [`Refusal`]; then nothing has happened.
-    pub fn begin(
+    /// A [`Refusal`]; nothing has happened then.
+    pub fn start(
         &'static self,
         table: &mut Table,
         (source, sink): (BorrowedFd<'_>, BorrowedFd<'_>),
         found: Candidate,
-        part: Part,
+        range: ByteRange,
         watcher: Watcher,
     ) -> Result<u64, Refusal> {
-        let (from, to) = match found.route {
-            Route::Send => (None, Some(sink.as_raw_fd())),
-            Route::Receive => (Some(source.as_raw_fd()), None),
-            Route::Copy => (None, None),
-            Route::Relay => (Some(source.as_raw_fd()), Some(sink.as_raw_fd())),
+        let (from, to) = match found.kind {
+            TransferKind::Send => (None, Some(sink.as_raw_fd())),
+            TransferKind::Receive => (Some(source.as_raw_fd()), None),
+            TransferKind::Copy => (None, None),
+            TransferKind::Relay => (Some(source.as_raw_fd()), Some(sink.as_raw_fd())),
         };
         for (fd, id) in [(from, found.source), (to, found.sink)] {
             let Some(fd) = fd else { continue };
-            if table.record_of(fd, id).is_some() {
+            if table.pipe_of(fd, id).is_some() {
                 return Err(Refusal::Busy);
             }
             if !marks::set(fd, marks::LENT) {
-                return Err(Refusal::Number);
+                return Err(Refusal::DescriptorTooLarge);
             }
         }
-        let named = (found.route != Route::Send).then_some(found.source);
+        let named = (found.kind != TransferKind::Send).then_some(found.source);
         if table.refuses((named, found.sink)) {
-            return Err(Refusal::Before);
+            return Err(Refusal::RefusedBefore);
         }
-        table.last += 1;
-        let id = table.last;
-        let Part {
-            offset,
+        table.last_id += 1;
+        let id = table.last_id;
+        let ByteRange {
+            source_offset: offset,
             length,
-            to: place,
-        } = part;
-        let ask = match found.route {
-            Route::Send => LibraryRequest::Send { id, offset, length },
-            Route::Receive => LibraryRequest::Receive {
+            sink_offset: place,
+        } = range;
+        let request = match found.kind {
+            TransferKind::Send => LibraryRequest::Send { id, offset, length },
+            TransferKind::Receive => LibraryRequest::Receive {
                 id,
                 offset: place,
                 length,
             },
-            Route::Copy => LibraryRequest::Copy {
+            TransferKind::Copy => LibraryRequest::Copy {
                 id,
                 offset,
                 length,
                 to: place,
             },
-            Route::Relay => LibraryRequest::Relay { id, length },
+            TransferKind::Relay => LibraryRequest::Relay { id, length },
         };
-        let counts = found.route == Route::Send && settings().adapts;
-        let begun = counts.then(|| (Instant::now(), table.piping() + 1));
+        let times = found.kind == TransferKind::Send && settings().is_adaptive;
+        let begun = times.then(|| (Instant::now(), table.active_pipes() + 1));
         let fds = [source, sink];
         let mut link = self.link(table)?;
-        let mut given = link.give(ask, &fds);
+        let mut given = link.send_with_descriptors(request, &fds);
         if matches!(given, Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN)) {
-            // The agent was started anew, maybe. Whoever hears the old one hears it to the end.
+            // the agent may have been restarted; the thread of the old connection ends by itself
             table.link = None;
             link = self.link(table)?;
-            given = link.give(ask, &fds);
+            given = link.send_with_descriptors(request, &fds);
         }
-        given.map_err(|e| Refusal::Agent(e.into()))?;
-        let record = Record {
+        given.map_err(|e| Refusal::Unreachable(e.into()))?;
+        let record = Pipe {
             id,
-            source: End {
+            source: Endpoint {
                 id: found.source,
                 socket: from,
             },
-            sink: End {
+            sink: Endpoint {
                 id: found.sink,
                 socket: to,
             },
-            part,
-            consumed: 0,
-            sent: 0,
-            state: State::Piping,
+            range,
+            reported: 0,
+            moved: 0,
+            state: PipeState::Active,
             lost: LostConnections::NONE,
-            asked: 0,
-            file: None,
-            looked: None,
+            idle_polls: 0,
+            checked_file: None,
+            checked_socket: None,
             link: link.number,
             begun,
             watcher,
@@ -185,50 +186,51 @@ impl Engine {
         Ok(id)
     }
 
-    fn link(&'static self, table: &mut Table) -> Result<Link, Refusal> {
+    fn link(&'static self, table: &mut Table) -> Result<AgentLink, Refusal> {
         if let Some(link) = &table.link {
             return Ok(link.clone());
         }
-        if table.not_now() {
-            return Err(Refusal::Agent(io::ErrorKind::NotConnected.into()));
+        if table.is_agent_unreachable() {
+            return Err(Refusal::Unreachable(io::ErrorKind::NotConnected.into()));
         }
-        table.links += 1;
-        let made = Link::connect(&settings().agent, table.links).and_then(|link| {
-            let theirs = link.clone();
-            quietly(|| {
-                let named = thread::Builder::new()
-                    .name("vpipe".into())
-                    .stack_size(STACK);
-                named.spawn(move || self.listen(&theirs))
-            })?;
-            Ok(link)
-        });
+        table.link_count += 1;
+        let made =
+            AgentLink::connect(&settings().agent_socket, table.link_count).and_then(|link| {
+                let theirs = link.clone();
+                with_signals_blocked(|| {
+                    let named = thread::Builder::new()
+                        .name("vpipe".into())
+                        .stack_size(THREAD_STACK_BYTES);
+                    named.spawn(move || self.listen(&theirs))
+                })?;
+                Ok(link)
+            });
         match made {
             Ok(link) => {
-                table.not_before = None;
+                table.retry_at = None;
                 table.link = Some(link.clone());
                 Ok(link)
             }
             Err(e) => {
-                table.not_before = Some(Instant::now() + RETRY);
-                Err(Refusal::Agent(e))
+                table.retry_at = Some(Instant::now() + RECONNECT_INTERVAL);
+                Err(Refusal::Unreachable(e))
             }
         }
     }
 
-    fn listen(&self, link: &Link) {
+    fn listen(&self, link: &AgentLink) {
         let hearing = AssertUnwindSafe(|| {
-            while let Some(answer) = link.hear() {
-                self.lock().hear(answer);
+            while let Some(answer) = link.receive() {
+                self.lock().apply(answer);
             }
         });
-        // whatever ends it: nobody may wait for answers any more
+        // however the loop ended: no thread may wait for replies any more
         let _ = catch_unwind(hearing);
-        self.lock().lose(link.number);
+        self.lock().agent_lost(link.number);
     }
 
-    /// Waits until something about a pipe changes, or a time has come. The table is let go meanwhile: whoever
-    /// wants to go on looks whether the record is still there.
+    /// Waits until a pipe changes, or until a time. The table is unlocked meanwhile: the caller must look up the pipe
+    /// again.
     pub fn wait<'a>(
         &self,
         mut table: MutexGuard<'a, Table>,
@@ -249,8 +251,8 @@ impl Engine {
     }
 }
 
-/// Does something with all signals held back: a thread that is made here never runs the program's handlers.
-pub(crate) fn quietly<T>(work: impl FnOnce() -> T) -> T {
+/// Runs `work` with all signals blocked: a thread made in it never runs the program's handlers.
+pub(crate) fn with_signals_blocked<T>(work: impl FnOnce() -> T) -> T {
     let mut all = MaybeUninit::uninit();
     let mut before = MaybeUninit::uninit();
     // SAFETY: the first call fills `all`, the second reads it and fills `before`.

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What each process has for itself: the child of a fork begins with nothing.
+//! Values of which each process has its own: a forked child begins without any.
 //!
-//! A child of `vfork(2)` shares its parent's memory. It must not change what is here, and is told from the others by its
-//! number.
+//! A child of `vfork(2)` shares its parent's memory and must not change these values. Its process ID tells it apart.
 
 use std::marker::PhantomData;
 use std::ptr::null_mut;
@@ -11,24 +10,24 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use rustix::process::{Pid, getpid};
 
-/// Forks on the way to this process.
+/// Number of forks that led to this process.
 static FORKS: AtomicU32 = AtomicU32::new(0);
-static WATCHED: Once = Once::new();
+static FORK_HANDLER: Once = Once::new();
 
-extern "C" fn in_child() {
+extern "C" fn after_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
-    super::marks::none();
+    super::marks::reset_after_fork();
 }
 
-struct Held<T> {
+struct Stored<T> {
     forks: u32,
     pid: Pid,
     value: T,
 }
 
-/// A value of which each process has one. What a parent had is never freed: another thread may have been at it.
+/// A value per process. The parent's value is never freed: another thread may have been using it.
 pub struct PerProcess<T> {
-    place: AtomicPtr<Held<T>>,
+    place: AtomicPtr<Stored<T>>,
     value: PhantomData<T>,
 }
 
@@ -39,7 +38,7 @@ impl<T> Default for PerProcess<T> {
 }
 
 impl<T> PerProcess<T> {
-    /// Nothing is made yet.
+    /// A value that is not made yet.
     pub const fn new() -> Self {
         Self {
             place: AtomicPtr::new(null_mut()),
@@ -49,36 +48,36 @@ impl<T> PerProcess<T> {
 }
 
 impl<T: Default + Send + Sync + 'static> PerProcess<T> {
-    fn held(&self) -> Option<&'static Held<T>> {
+    fn stored(&self) -> Option<&'static Stored<T>> {
         let place = self.place.load(Ordering::Acquire);
-        // SAFETY: the place is null or a leaked box, which nobody changes any more.
-        let held = unsafe { place.as_ref() }?;
-        (held.forks == FORKS.load(Ordering::Relaxed)).then_some(held)
+        // SAFETY: the pointer is null or a leaked box that no code changes.
+        let stored = unsafe { place.as_ref() }?;
+        (stored.forks == FORKS.load(Ordering::Relaxed)).then_some(stored)
     }
 
-    /// What is there, without a system call; in a child of vfork that is its parent's.
+    /// The value without a system call; in a child of vfork it is the parent's.
     pub fn peek(&self) -> Option<&'static T> {
-        Some(&self.held()?.value)
+        Some(&self.stored()?.value)
     }
 
-    /// What is there and belongs to this process.
+    /// The value, if it is this process's own.
     pub fn own(&self) -> Option<&'static T> {
-        let held = self.held()?;
-        (held.pid == getpid()).then_some(&held.value)
+        let stored = self.stored()?;
+        (stored.pid == getpid()).then_some(&stored.value)
     }
 
-    /// What belongs to this process; made when it is not there. Not for children of vfork.
+    /// This process's value, made if needed. Not for children of vfork.
     pub fn get(&self) -> &'static T {
         if let Some(value) = self.own() {
             return value;
         }
-        WATCHED.call_once(|| {
-            // SAFETY: the handler takes nothing and touches only atomics. When there is no memory for it, forks are still
-            // noticed by their process number.
-            unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        FORK_HANDLER.call_once(|| {
+            // SAFETY: the handler has no argument and touches only atomics. Without memory for it, forks are still
+            // noticed by their process ID.
+            unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
         });
         let before = self.place.load(Ordering::Acquire);
-        let new = Box::into_raw(Box::new(Held {
+        let new = Box::into_raw(Box::new(Stored {
             forks: FORKS.load(Ordering::Relaxed),
             pid: getpid(),
             value: T::default(),
@@ -86,9 +85,9 @@ impl<T: Default + Send + Sync + 'static> PerProcess<T> {
         let (full, empty) = (Ordering::AcqRel, Ordering::Acquire);
         let place = match self.place.compare_exchange(before, new, full, empty) {
             Ok(_) => new,
-            Err(other) => other, // another thread was first; this one's is lost, once
+            Err(other) => other, // another thread was first; this box is leaked once
         };
-        // SAFETY: a leaked box, ours or the other thread's, which nobody changes any more.
+        // SAFETY: a leaked box, ours or the other thread's, that no code changes.
         unsafe { &(*place).value }
     }
 }

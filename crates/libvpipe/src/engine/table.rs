@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The pipes of a process, by their numbers; those with sockets by these, too.
+//! The pipes of a process, by number and by socket.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -8,128 +8,129 @@ use std::time::{Duration, Instant};
 
 use viola_proto::pipe::library::{LibraryReply, LibraryRequest, LostConnections};
 
-use super::link::Link;
+use super::link::AgentLink;
 use super::marks;
 use crate::candidate::{FileId, file_id};
 use crate::threshold;
 
-/// How long what was refused for now is left alone.
-const NOT_NOW: Duration = Duration::from_secs(1);
-/// How long a source and a sink are left alone that never fit; a socket that no file fits, for ever.
-const NEVER: Duration = Duration::from_secs(60);
-/// Refusals that are remembered.
-const REFUSALS: usize = 4096;
+/// Time before a transfer is tried again after a refusal for now.
+const REFUSED_FOR_NOW_RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Time before a pair is tried again that the agent can never serve. A socket that it can never serve is not tried
+/// again.
+const REFUSED_PAIR_RETRY_INTERVAL: Duration = Duration::from_secs(60);
+/// Most refusals that are kept.
+const MAX_REFUSALS: usize = 4096;
 
-/// What a pipe has come to.
+/// State of a pipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    /// The host has the connection.
-    Piping,
-    /// The connection is in the socket again, or broken: an errno, 0 when it is not.
-    Over(i32),
-    /// The agent did nothing.
+pub enum PipeState {
+    /// The host has the connections.
+    Active,
+    /// The pipe has ended with this errno; 0 for none.
+    Finished(i32),
+    /// The agent refused the pipe.
     Refused(i32),
 }
 
-/// What a watcher hears.
+/// An event for a watcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum News {
-    /// More was sent.
+pub enum PipeEvent {
+    /// More bytes were moved.
     Progress,
-    /// It is over.
-    Over,
-    /// The agent did nothing.
+    /// The pipe has ended.
+    Finished,
+    /// The agent refused the pipe.
     Refused,
 }
 
-/// Called with the table locked, by the thread that hears the agent: it must not call the engine, and not wait.
-pub type Watcher = Box<dyn Fn(News) + Send>;
+/// A callback of the receiving thread. The table is locked: it must not call the engine, and not wait.
+pub type Watcher = Box<dyn Fn(PipeEvent) + Send>;
 
-/// What is to be moved.
+/// The bytes of a pipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Part {
-    /// First byte of a source that is a file.
-    pub offset: u64,
-    /// How many, above 0.
+pub struct ByteRange {
+    /// Offset in a source that is a file.
+    pub source_offset: u64,
+    /// Number of bytes, above 0.
     pub length: u64,
-    /// First byte in a sink that is a file.
-    pub to: u64,
+    /// Offset in a sink that is a file.
+    pub sink_offset: u64,
 }
 
-/// One end of a pipe.
+/// Source or sink of a pipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct End {
-    /// What it is: its descriptor may have been closed behind our back, and its number be another's.
+pub struct Endpoint {
+    /// Identity: the program may have closed the descriptor past this library, and its number may be another file's.
     pub id: FileId,
-    /// Of a socket.
+    /// Descriptor of a socket.
     pub socket: Option<RawFd>,
 }
 
 /// A pipe.
-pub struct Record {
+pub struct Pipe {
     /// Its number.
     pub id: u64,
-    /// Where bytes come from.
-    pub source: End,
-    /// Where they go.
-    pub sink: End,
-    /// What is to be moved.
-    pub part: Part,
-    /// What the program has been told is sent, in bytes.
-    pub consumed: u64,
-    /// What the agent said is sent. All of it only when the connection is back: a program that has been told so goes on with
-    /// the socket.
-    pub sent: u64,
-    /// What it has come to.
-    pub state: State,
-    /// Connections that are gone.
+    /// The source.
+    pub source: Endpoint,
+    /// The sink.
+    pub sink: Endpoint,
+    /// The bytes of a pipe.
+    pub range: ByteRange,
+    /// Bytes that the program knows to be sent.
+    pub reported: u64,
+    /// Bytes that the agent reported. All of them only when the connection is back, because the program then goes on
+    /// with the socket.
+    pub moved: u64,
+    /// State.
+    pub state: PipeState,
+    /// Lost connections.
     pub lost: LostConnections,
-    /// How often the program was told that nothing is new, since there was something.
-    pub asked: u32,
-    /// Descriptor of the file that was looked at last, and what [`marks::closed`] said then.
-    pub file: Option<(RawFd, usize)>,
-    /// What its socket's descriptor was when it was looked at: not since there was news, nor when there is none.
-    pub looked: Option<FileId>,
+    /// Calls of the program since the last update that found nothing new.
+    pub idle_polls: u32,
+    /// The source's descriptor as last checked, and [`marks::files_closed`] at that time.
+    pub checked_file: Option<(RawFd, usize)>,
+    /// Identity of the socket's descriptor as last checked, while unreported bytes remain.
+    pub checked_socket: Option<FileId>,
     pub(super) link: u64,
-    /// When it was begun, and how many there were then, with itself: of one whose time [`threshold`] wants.
+    /// Start time and number of active pipes then, itself included, for [`threshold`].
     pub(super) begun: Option<(Instant, usize)>,
     pub(super) watcher: Watcher,
     pub(super) changed: Arc<Condvar>,
 }
 
-impl Record {
-    /// Bytes that are sent and that the program does not know of.
-    pub fn available(&self) -> u64 {
-        self.sent.saturating_sub(self.consumed)
+impl Pipe {
+    /// Bytes sent that the program does not know of.
+    pub fn unreported(&self) -> u64 {
+        self.moved.saturating_sub(self.reported)
     }
 
-    /// Whether the host has the connection.
-    pub fn is_piping(&self) -> bool {
-        self.state == State::Piping
+    /// Whether the host has the connections.
+    pub fn is_active(&self) -> bool {
+        self.state == PipeState::Active
     }
 
-    /// Whether there is something to tell the program.
-    pub fn has_news(&self) -> bool {
-        !self.is_piping() || self.available() > 0
+    /// Whether the program has something to learn.
+    pub fn has_update(&self) -> bool {
+        !self.is_active() || self.unreported() > 0
     }
 
-    /// Whether these bytes of a file are those that come next.
+    /// Whether these bytes of a file are the next ones of the pipe.
     pub fn continues(&mut self, file: BorrowedFd<'_>, offset: u64) -> bool {
-        if Some(offset) != self.part.offset.checked_add(self.consumed) {
+        if Some(offset) != self.range.source_offset.checked_add(self.reported) {
             return false;
         }
-        // servers ask for 256 KiB at a time, and each look is a system call
-        let known = (file.as_raw_fd(), marks::closed());
-        if self.file == Some(known) {
+        // servers request for 256 KiB at a time, and each look is a system call
+        let known = (file.as_raw_fd(), marks::files_closed());
+        if self.checked_file == Some(known) {
             return true;
         }
         let is_marked = marks::set(known.0, marks::FILE);
         let is_same = file_id(file) == Ok(self.source.id);
-        self.file = (is_same && is_marked).then_some(known);
+        self.checked_file = (is_same && is_marked).then_some(known);
         is_same
     }
 
-    /// Nobody watches any more.
+    /// Removes the watcher.
     pub fn unwatch(&mut self) {
         self.watcher = Box::new(|_| ());
     }
@@ -139,108 +140,109 @@ impl Record {
         ends.filter_map(|end| Some((end.socket?, end.id)))
     }
 
-    fn refusal(&self) -> Pair {
+    fn refusal_key(&self) -> RefusalKey {
         match (self.source.socket, self.sink.socket) {
             (None, Some(_)) => (None, self.sink.id),
             _ => (Some(self.source.id), self.sink.id),
         }
     }
 
-    fn end(&mut self, state: State) {
+    fn end(&mut self, state: PipeState) {
         self.state = state;
         self.changed.notify_all();
         let news = match state {
-            State::Refused(_) => News::Refused,
-            _ => News::Over,
+            PipeState::Refused(_) => PipeEvent::Refused,
+            _ => PipeEvent::Finished,
         };
         (self.watcher)(news);
     }
 }
 
-/// Whose refusal it is: what does not go down a socket is not asked for again with another file.
-pub(super) type Pair = (Option<FileId>, FileId);
+/// Key of a refusal. A refusal of a send counts for the socket with any file.
+pub(super) type RefusalKey = (Option<FileId>, FileId);
 
 /// The pipes of a process.
 #[derive(Default)]
 pub struct Table {
-    records: HashMap<u64, Record>,
+    records: HashMap<u64, Pipe>,
     sockets: HashMap<RawFd, u64>,
-    /// Until when; for ever.
-    refusals: HashMap<Pair, Option<Instant>>,
-    pub(super) link: Option<Link>,
-    pub(super) links: u64,
-    pub(super) not_before: Option<Instant>,
-    pub(super) last: u64,
+    /// Expiry of each refusal; `None` for never.
+    refusals: HashMap<RefusalKey, Option<Instant>>,
+    pub(super) link: Option<AgentLink>,
+    pub(super) link_count: u64,
+    pub(super) retry_at: Option<Instant>,
+    pub(super) last_id: u64,
 }
 
 impl Table {
-    /// Whether no agent could be reached a moment ago.
-    pub fn not_now(&self) -> bool {
-        self.not_before.is_some_and(|t| Instant::now() < t)
+    /// Whether the last attempt to connect failed a moment ago.
+    pub fn is_agent_unreachable(&self) -> bool {
+        self.retry_at.is_some_and(|t| Instant::now() < t)
     }
 
     /// A pipe.
-    pub fn pipe(&mut self, id: u64) -> Option<&mut Record> {
+    pub fn pipe(&mut self, id: u64) -> Option<&mut Pipe> {
         self.records.get_mut(&id)
     }
 
-    /// A socket's pipe.
-    pub fn record(&mut self, fd: RawFd) -> Option<&mut Record> {
+    /// The pipe of a descriptor.
+    pub fn pipe_at(&mut self, fd: RawFd) -> Option<&mut Pipe> {
         self.records.get_mut(self.sockets.get(&fd)?)
     }
 
-    /// A socket's pipe, of this very socket. One of another socket that had the number before is ended.
-    pub fn record_of(&mut self, fd: RawFd, socket: FileId) -> Option<&mut Record> {
-        if !self.record(fd)?.sockets().any(|it| it == (fd, socket)) {
+    /// The pipe of a socket. A pipe of another socket with the same number is ended.
+    pub fn pipe_of(&mut self, fd: RawFd, socket: FileId) -> Option<&mut Pipe> {
+        if !self.pipe_at(fd)?.sockets().any(|it| it == (fd, socket)) {
             self.reset(fd);
         }
-        self.record(fd)
+        self.pipe_at(fd)
     }
 
-    /// Asks for an early end of a pipe; it is still there until the agent says that it is over.
+    /// Stops a pipe. It stays in the table until the agent reports the end.
     pub fn stop(&mut self, id: u64) {
-        self.tell(id, LibraryRequest::Stop { id });
+        self.send(id, LibraryRequest::Stop { id });
     }
 
-    /// A socket is closed: ends its pipe with all connections when the host has them. Another socket of the pipe is told.
+    /// Resets the pipe of a socket that is closed, with all connections that the host has. The other socket of the
+    /// pipe gets `ECONNRESET`.
     pub fn reset(&mut self, fd: RawFd) {
         let Some(&id) = self.sockets.get(&fd) else {
             marks::clear(fd, marks::PIPE);
             return;
         };
-        self.tell(id, LibraryRequest::Reset { id });
-        self.release(fd);
+        self.send(id, LibraryRequest::Reset { id });
+        self.release_socket(fd);
         if let Some(record) = self.records.get_mut(&id)
-            && record.is_piping()
+            && record.is_active()
         {
             record.lost = LostConnections {
                 source: true,
                 sink: true,
             };
-            record.end(State::Over(libc::ECONNRESET));
+            record.end(PipeState::Finished(libc::ECONNRESET));
         }
     }
 
-    fn tell(&self, id: u64, ask: LibraryRequest) {
+    fn send(&self, id: u64, request: LibraryRequest) {
         if let (Some(record), Some(link)) = (self.records.get(&id), &self.link)
-            && record.is_piping()
+            && record.is_active()
             && record.link == link.number
         {
-            link.tell(ask);
+            link.send_or_close(request);
         }
     }
 
-    /// Pipes that the host or the agent is at.
-    pub(super) fn piping(&self) -> usize {
-        self.records.values().filter(|r| r.is_piping()).count()
+    /// Number of active pipes.
+    pub(super) fn active_pipes(&self) -> usize {
+        self.records.values().filter(|r| r.is_active()).count()
     }
 
-    /// Forgets a pipe.
-    pub fn forget(&mut self, id: u64) {
+    /// Removes a pipe.
+    pub fn remove(&mut self, id: u64) {
         if let Some(record) = self.records.remove(&id) {
-            if let Some((file, _)) = record.file {
-                // another pipe of the same file looks again
-                marks::close(file);
+            if let Some((file, _)) = record.checked_file {
+                // another pipe of the same file checks it again
+                marks::file_closing(file);
             }
             for (fd, _) in record.sockets() {
                 self.detach(fd, id);
@@ -249,15 +251,15 @@ impl Table {
         }
     }
 
-    /// A socket has no part in its pipe any more, which is forgotten when it was the last one.
-    pub fn release(&mut self, fd: RawFd) {
+    /// Detaches a socket from its pipe, and removes a pipe without sockets.
+    pub fn release_socket(&mut self, fd: RawFd) {
         let Some(&id) = self.sockets.get(&fd) else {
             return;
         };
         self.detach(fd, id);
-        let left = self.records.get(&id).map(Record::sockets);
+        let left = self.records.get(&id).map(Pipe::sockets);
         if !left.is_some_and(|mut left| left.any(|(fd, _)| self.sockets.get(&fd) == Some(&id))) {
-            self.forget(id);
+            self.remove(id);
         }
     }
 
@@ -268,7 +270,7 @@ impl Table {
         }
     }
 
-    /// All was told but an error: it stays for those whose connections are lost, or for both when none is.
+    /// Keeps the error of a pipe for the sockets whose connection is lost, or for both when none is.
     pub fn keep_error(&mut self, id: u64) {
         let Some(record) = self.records.get_mut(&id) else {
             return;
@@ -281,16 +283,16 @@ impl Table {
             ];
             for (end, lost) in ends {
                 if let (Some(fd), false) = (end.socket, lost) {
-                    self.release(fd);
+                    self.release_socket(fd);
                 }
             }
         }
         if self.sockets.values().all(|&other| other != id) {
-            self.forget(id);
+            self.remove(id);
         }
     }
 
-    pub(super) fn insert(&mut self, record: Record) {
+    pub(super) fn insert(&mut self, record: Pipe) {
         for (fd, _) in record.sockets() {
             marks::set(fd, marks::PIPE | marks::LENT);
             self.sockets.insert(fd, record.id);
@@ -298,7 +300,7 @@ impl Table {
         self.records.insert(record.id, record);
     }
 
-    pub(super) fn refuses(&mut self, pair: Pair) -> bool {
+    pub(super) fn refuses(&mut self, pair: RefusalKey) -> bool {
         let holds = match self.refusals.get(&pair) {
             None => return false,
             Some(until) => until.is_none_or(|t| Instant::now() < t),
@@ -309,38 +311,38 @@ impl Table {
         holds
     }
 
-    fn refuse(&mut self, pair: Pair, errno: i32) {
+    fn refuse(&mut self, pair: RefusalKey, errno: i32) {
         let now = Instant::now();
         let until = match (errno == libc::EOPNOTSUPP, pair.0) {
-            (false, _) => Some(now + NOT_NOW),
-            (true, Some(_)) => Some(now + NEVER),
+            (false, _) => Some(now + REFUSED_FOR_NOW_RETRY_INTERVAL),
+            (true, Some(_)) => Some(now + REFUSED_PAIR_RETRY_INTERVAL),
             (true, None) => None,
         };
-        if self.refusals.len() >= REFUSALS {
+        if self.refusals.len() >= MAX_REFUSALS {
             self.refusals
                 .retain(|_, until| until.is_some_and(|t| now < t));
         }
-        if self.refusals.len() >= REFUSALS {
+        if self.refusals.len() >= MAX_REFUSALS {
             self.refusals.clear();
         }
         self.refusals.insert(pair, until);
     }
 
-    pub(super) fn hear(&mut self, answer: LibraryReply) {
+    pub(super) fn apply(&mut self, answer: LibraryReply) {
         let id = answer.id();
-        // none: a socket of it was closed
-        let Some(record) = self.records.get_mut(&id).filter(|r| r.is_piping()) else {
+        // the pipe is gone when the program has closed one of its sockets
+        let Some(record) = self.records.get_mut(&id).filter(|r| r.is_active()) else {
             return;
         };
         match answer {
             LibraryReply::Progress { sent, .. } => {
-                if sent <= record.sent || sent >= record.part.length {
-                    return; // nothing new, or all: then the end follows
+                if sent <= record.moved || sent >= record.range.length {
+                    return; // nothing new, or all bytes: Finished follows
                 }
-                record.sent = sent;
-                record.looked = None;
+                record.moved = sent;
+                record.checked_socket = None;
                 record.changed.notify_all();
-                (record.watcher)(News::Progress);
+                (record.watcher)(PipeEvent::Progress);
             }
             LibraryReply::Finished {
                 sent,
@@ -349,50 +351,50 @@ impl Table {
                 host_us,
                 ..
             } => {
-                let sent = sent.min(record.part.length);
-                // a program that was told of more than there is must not go on
-                let torn = sent < record.consumed;
-                record.sent = sent.max(record.consumed);
-                record.looked = None;
+                let sent = sent.min(record.range.length);
+                // a program that knows of more bytes than were sent must not go on
+                let torn = sent < record.reported;
+                record.moved = sent.max(record.reported);
+                record.checked_socket = None;
                 record.lost = lost;
                 let errno = match errno {
                     _ if torn => libc::ECONNRESET,
                     0 if lost != LostConnections::NONE => libc::ECONNRESET,
                     errno => errno,
                 };
-                let is_whole = errno == 0 && sent == record.part.length && host_us > 0;
+                let is_whole = errno == 0 && sent == record.range.length && host_us > 0;
                 if let Some((begun, beside)) = record.begun.filter(|_| is_whole) {
-                    threshold::piped(begun, Duration::from_micros(host_us), beside);
+                    threshold::record_handover(begun, Duration::from_micros(host_us), beside);
                 }
-                record.end(State::Over(errno));
+                record.end(PipeState::Finished(errno));
             }
             LibraryReply::Refused { errno, .. } => {
-                let pair = record.refusal();
-                record.end(State::Refused(errno));
+                let pair = record.refusal_key();
+                record.end(PipeState::Refused(errno));
                 self.refuse(pair, errno);
             }
         }
     }
 
-    /// The agent is gone: whatever it had is reset.
-    pub(super) fn lose(&mut self, number: u64) {
+    /// The agent is gone: its pipes are reset.
+    pub(super) fn agent_lost(&mut self, number: u64) {
         if self.link.as_ref().is_some_and(|link| link.number == number) {
             self.link = None;
         }
         for record in self.records.values_mut() {
-            if record.link == number && record.is_piping() {
+            if record.link == number && record.is_active() {
                 record.lost = LostConnections {
                     source: record.source.socket.is_some(),
                     sink: record.sink.socket.is_some(),
                 };
                 let errno = if record.lost == LostConnections::NONE {
-                    // nobody knows what is in the file
-                    record.sent = record.consumed;
+                    // the content of the file is unknown
+                    record.moved = record.reported;
                     libc::EIO
                 } else {
                     libc::ECONNRESET
                 };
-                record.end(State::Over(errno));
+                record.end(PipeState::Finished(errno));
             }
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Heads of responses, noted when they are written: the next `sendfile` may begin the whole body.
+//! Records response heads as the program writes them, so that the next `sendfile` can start the whole body.
 
 use std::ffi::c_int;
 
@@ -7,18 +7,18 @@ use libc::{iovec, ssize_t};
 use vpipe::engine::marks;
 use vpipe::settings;
 
-use crate::board;
-use crate::gate::guarded;
-use crate::head::{BEGIN, Body, MAX_HEAD, announced, parse};
+use crate::epoll_sets;
+use crate::guard::catch_panic;
+use crate::http_head::{BEGIN, Body, MAX_HEAD, announced, parse};
 use crate::real::{errno, set_errno};
 
-/// Looks at what was written. Costs a comparison of seven bytes when it is no head, and a look for its `Content-Length` when
-/// that is not worth a pipe.
+/// Checks written bytes for a response head. It compares seven bytes, and of a head it looks for a `Content-Length`
+/// that is worth a pipe.
 ///
 /// # Safety
-/// `parts` is good for reading `count` of them, and the kernel has just read `done` bytes of what they name.
+/// `parts` is valid for reading `count` entries, and the kernel has just read `done` bytes of what they name.
 #[inline]
-pub unsafe fn written(fd: c_int, done: ssize_t, parts: *const iovec, count: usize) {
+pub unsafe fn note_write(fd: c_int, done: ssize_t, parts: *const iovec, count: usize) {
     if done <= 0 || count == 0 {
         return;
     }
@@ -30,49 +30,49 @@ pub unsafe fn written(fd: c_int, done: ssize_t, parts: *const iovec, count: usiz
     }
     // SAFETY: the kernel has read as many of its bytes.
     let bytes = unsafe { std::slice::from_raw_parts(first.iov_base.cast::<u8>(), length) };
-    if bytes.starts_with(BEGIN) && is_worth_it(bytes, count > 1) {
+    if bytes.starts_with(BEGIN) && may_be_worthwhile(bytes, count > 1) {
         // SAFETY: the caller's word.
         let parts = unsafe { std::slice::from_raw_parts(parts, count) };
         let before = errno();
         // SAFETY: the caller's word.
-        guarded((), || unsafe { note(fd, done, parts) });
+        catch_panic((), || unsafe { store_head(fd, done, parts) });
         set_errno(before);
     } else {
         forget(fd);
     }
 }
 
-/// Whether so much may follow that it is given away; `more` of the head is elsewhere.
-fn is_worth_it(bytes: &[u8], more: bool) -> bool {
+/// Whether the body may be worth a pipe; `more` of the head is in other parts.
+fn may_be_worthwhile(bytes: &[u8], more: bool) -> bool {
     let settings = settings();
-    settings.ahead && announced(bytes).map_or(more, |length| length >= settings.minimum)
+    settings.pipes_ahead && announced(bytes).map_or(more, |length| length >= settings.min_bytes)
 }
 
-/// What is written now is no head.
+/// The bytes are no head: forgets the last one.
 fn forget(fd: c_int) {
     if marks::of(fd) & marks::HEAD != 0 {
-        guarded((), || _ = take(fd));
+        catch_panic((), || _ = take_head(fd));
     }
 }
 
-/// What follows the head that was written last, once.
-pub fn take(fd: c_int) -> Option<Body> {
-    if marks::of(fd) & marks::HEAD == 0 || !board::is_own() {
+/// Takes the body that the last written head announced.
+pub fn take_head(fd: c_int) -> Option<Body> {
+    if marks::of(fd) & marks::HEAD == 0 || !epoll_sets::is_own() {
         return None;
     }
     marks::clear(fd, marks::HEAD);
-    board::slot(fd)?.head.take()
+    epoll_sets::descriptor(fd)?.head.take()
 }
 
 /// # Safety
 /// The kernel has just read `done` bytes of what `parts` name.
 #[cold]
-unsafe fn note(fd: c_int, done: ssize_t, parts: &[iovec]) {
-    take(fd);
+unsafe fn store_head(fd: c_int, done: ssize_t, parts: &[iovec]) {
+    take_head(fd);
     let total = parts
         .iter()
         .try_fold(0_usize, |sum, part| sum.checked_add(part.iov_len));
-    // cut short, or more than a head
+    // a short write, or more than a head
     if total.is_none_or(|n| n > MAX_HEAD || n as ssize_t != done) {
         return;
     }
@@ -83,11 +83,11 @@ unsafe fn note(fd: c_int, done: ssize_t, parts: &[iovec]) {
             std::slice::from_raw_parts(part.iov_base.cast::<u8>(), part.iov_len)
         });
     }
-    let Some(body) = parse(&bytes).filter(|body| body.length() >= settings().minimum) else {
+    let Some(body) = parse(&bytes).filter(|body| body.length() >= settings().min_bytes) else {
         return;
     };
-    if let Some(mut slot) = board::slot(fd) {
-        slot.head = Some(body);
+    if let Some(mut descriptor) = epoll_sets::descriptor(fd) {
+        descriptor.head = Some(body);
         marks::set(fd, marks::HEAD);
     }
 }

@@ -1,43 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Heads of HTTP responses, read only as far as they say which bytes of a file are sure to follow.
+//! Parses heads of HTTP responses: which bytes of a file certainly follow.
 //!
-//! A head that is not understood is none: then each piece is piped by itself.
+//! A head that is not understood counts as none: then each part is piped by itself.
 
 use std::ffi::c_int;
 
-/// Longest head that is looked at, in bytes.
+/// Longest head that is parsed, in bytes.
 pub const MAX_HEAD: usize = 16 << 10;
-/// How a head begins.
+/// First bytes of a head.
 pub const BEGIN: &[u8; 7] = b"HTTP/1.";
 
-/// What follows a head.
+/// The body that a head announces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Body {
-    /// All of something.
+    /// A complete resource.
     Whole {
-        /// Its bytes.
+        /// Size in bytes.
         length: u64,
     },
-    /// A range of something.
+    /// A range of a resource.
     Range {
         /// First byte.
         first: u64,
-        /// Bytes from there.
+        /// Length in bytes.
         length: u64,
-        /// Bytes of the whole.
+        /// Size of the resource in bytes.
         size: u64,
     },
 }
 
 impl Body {
-    /// How many bytes follow.
+    /// Length of the body in bytes.
     pub fn length(&self) -> u64 {
         match *self {
             Self::Whole { length } | Self::Range { length, .. } => length,
         }
     }
 
-    /// How many bytes of a file of this size are sure to follow, when those from `offset` on come first.
+    /// Bytes of a file of this size that certainly follow, if the body begins with the file's bytes at `offset`.
     pub fn of_file(&self, file_size: u64, offset: u64) -> Option<u64> {
         let fits = match *self {
             Self::Whole { length } => offset == 0 && length == file_size,
@@ -47,7 +47,7 @@ impl Body {
     }
 }
 
-/// By the C library, which looks at many bytes at once: this is done for each head that is written.
+/// Position of the first newline. memchr(3) is fast, and this runs for each head.
 fn newline(bytes: &[u8]) -> Option<usize> {
     let begin = bytes.as_ptr();
     // SAFETY: it reads no more than these bytes.
@@ -55,7 +55,7 @@ fn newline(bytes: &[u8]) -> Option<usize> {
     (!at.is_null()).then(|| at as usize - begin as usize)
 }
 
-/// The first `Content-Length` in the beginning of a head, without looking at anything else: [`parse`] finds no larger one.
+/// The first `Content-Length` of a head, without any other check: [`parse`] finds no larger one.
 pub fn announced(bytes: &[u8]) -> Option<u64> {
     const NAME: &[u8] = b"content-length:";
     let mut rest = bytes;
@@ -75,7 +75,7 @@ pub fn announced(bytes: &[u8]) -> Option<u64> {
     })
 }
 
-/// Reads a complete head with nothing behind it; `None` when what follows is not one piece of known length.
+/// Parses a complete head without body bytes; `None` unless one part of known length follows.
 pub fn parse(bytes: &[u8]) -> Option<Body> {
     let lines = bytes.strip_suffix(b"\r\n\r\n")?;
     let mut lines = lines
@@ -85,7 +85,7 @@ pub fn parse(bytes: &[u8]) -> Option<Body> {
     let mut length = None;
     let mut range = None;
     for line in lines {
-        let colon = line.iter().position(|&b| b == b':')?; // an empty line too: that was the end, and a body
+        let colon = line.iter().position(|&b| b == b':')?; // an empty line ends the head: body bytes follow
         let (name, value) = (line.get(..colon)?, line.get(colon + 1..)?.trim_ascii());
         if name.is_empty() || name.iter().any(u8::is_ascii_whitespace) {
             return None;
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_sure_is_nothing() {
+    fn uncertain_heads_announce_no_body() {
         for text in [
             "HTTP/1.1 200 OK",
             "HTTP/1.1 304 Not Modified\nContent-Length: 10",
@@ -216,7 +216,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_or_not(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn any_bytes_are_parsed_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = parse(&bytes);
             let mut head = b"HTTP/1.1 206 x\r\nContent-Range: bytes ".to_vec();
             head.extend(bytes);
@@ -225,7 +225,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_announced_is_what_is_read(length: u64, name in "[A-Za-z-]{1,15}: ?[ -~]{0,20}", end in "[ -~]{0,3}") {
+        fn the_announced_length_is_the_parsed_length(length: u64, name in "[A-Za-z-]{1,15}: ?[ -~]{0,20}", end in "[ -~]{0,3}") {
             let text = format!("HTTP/1.1 200 x\r\n{name}\r\ncontent-LENGTH: {length}{end}\r\n\r\n");
             if let Some(body) = parse(text.as_bytes()) {
                 prop_assert_eq!(announced(text.as_bytes()), Some(body.length()));
@@ -236,7 +236,7 @@ mod tests {
         }
 
         #[test]
-        fn any_range_is_read(first: u32, more: u32, after: u32, name in "[A-Za-z-]{1,12}: [ -~]{0,20}") {
+        fn any_range_is_parsed(first: u32, more: u32, after: u32, name in "[A-Za-z-]{1,12}: [ -~]{0,20}") {
             prop_assume!(!name.to_ascii_lowercase().starts_with("content") && !name.to_ascii_lowercase().starts_with("transfer"));
             let (first, length) = (u64::from(first), u64::from(more) + 1);
             let size = first + length + u64::from(after);

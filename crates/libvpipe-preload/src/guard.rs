@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sockets whose connection the host has are not touched, and not forgotten.
+//! Keeps calls of the program away from sockets whose connection the host has.
 
 use std::ffi::{c_int, c_uint};
 use std::os::fd::BorrowedFd;
@@ -9,27 +9,27 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use vpipe::engine::{Engine, marks};
 use vpipe::file_id;
 
-use crate::board;
+use crate::epoll_sets;
 
-/// Runs `work`; a panic does not go to a program that has never heard of it.
-pub fn guarded<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
+/// Runs `work`. A panic becomes `otherwise` and does not unwind into the program.
+pub fn catch_panic<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or(otherwise)
 }
 
-/// A descriptor of the program's, for the length of a call.
-pub fn borrowed<'a>(fd: c_int) -> Option<BorrowedFd<'a>> {
-    // SAFETY: not -1; it is used for system calls that say when it is not open, and never closed.
+/// Borrows a descriptor of the program for the length of a call.
+pub fn borrow<'a>(fd: c_int) -> Option<BorrowedFd<'a>> {
+    // SAFETY: not negative; it is used for system calls, which report one that is not open, and never closed.
     (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// Whether calls on it do not wait.
+/// Whether the descriptor is non-blocking.
 pub fn is_nonblocking(fd: BorrowedFd<'_>) -> bool {
     fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
 }
 
-/// Whether a call on the descriptor has to say `EAGAIN`. Waits for the connection when the call may wait.
+/// Whether a call on the descriptor must fail with `EAGAIN`. A blocking call waits here until the connection is back.
 #[inline]
-pub fn is_held(fd: c_int, flags: c_int) -> bool {
+pub fn must_fail_with_eagain(fd: c_int, flags: c_int) -> bool {
     marks::any() && look(fd, flags)
 }
 
@@ -38,8 +38,8 @@ fn look(fd: c_int, flags: c_int) -> bool {
     if marks::of(fd) & marks::PIPE == 0 {
         return false;
     }
-    guarded(true, || {
-        let (Some(engine), Some(socket)) = (Engine::own(), borrowed(fd)) else {
+    catch_panic(true, || {
+        let (Some(engine), Some(socket)) = (Engine::own(), borrow(fd)) else {
             return false;
         };
         let Ok(id) = file_id(socket) else {
@@ -47,7 +47,7 @@ fn look(fd: c_int, flags: c_int) -> bool {
         };
         let mut table = engine.lock();
         loop {
-            let record = table.record_of(fd, id).filter(|record| record.is_piping());
+            let record = table.pipe_of(fd, id).filter(|record| record.is_active());
             let Some(number) = record.map(|record| record.id) else {
                 return false;
             };
@@ -59,32 +59,32 @@ fn look(fd: c_int, flags: c_int) -> bool {
     })
 }
 
-/// The descriptor is about to be closed.
+/// Called before the descriptor is closed.
 #[inline]
-pub fn closing(fd: c_int) {
+pub fn before_close(fd: c_int) {
     match marks::of(fd) {
         0 => (),
-        marks::FILE => marks::close(fd),
-        _ => guarded((), || close_marked(fd)),
+        marks::FILE => marks::file_closing(fd),
+        _ => catch_panic((), || close_marked(fd)),
     }
 }
 
-/// All of these are about to be closed.
-pub fn closing_range(first: c_uint, last: c_uint) {
+/// Called before all of these are closed.
+pub fn before_close_range(first: c_uint, last: c_uint) {
     if marks::any() {
-        let end = last.min(marks::NUMBERS - 1);
-        (first..=end).for_each(|fd| closing(fd as c_int));
+        let end = last.min(marks::MAX_DESCRIPTORS - 1);
+        (first..=end).for_each(|fd| before_close(fd as c_int));
     }
 }
 
 #[cold]
 fn close_marked(fd: c_int) {
-    if !board::is_own() {
+    if !epoll_sets::is_own() {
         return; // the child of a vfork closes its own descriptor, not its parent's
     }
     let leave = || {
-        if let Some(mut slot) = board::slot(fd) {
-            slot.leave(fd);
+        if let Some(mut descriptor) = epoll_sets::descriptor(fd) {
+            descriptor.forget(fd);
         }
     };
     match Engine::own() {
@@ -95,15 +95,15 @@ fn close_marked(fd: c_int) {
         }
         None => leave(),
     }
-    marks::close(fd);
+    marks::file_closing(fd);
     marks::clear(fd, marks::PIPE | marks::LENT | marks::HEAD);
 }
 
-/// The socket is about to be shut down.
+/// Called before the socket is shut down.
 #[inline]
-pub fn shutting(fd: c_int) {
+pub fn before_shutdown(fd: c_int) {
     if marks::of(fd) & marks::PIPE != 0 {
-        guarded((), || shut_marked(fd));
+        catch_panic((), || shut_marked(fd));
     }
 }
 
@@ -113,10 +113,10 @@ fn shut_marked(fd: c_int) {
         return;
     };
     let mut table = engine.lock();
-    if table.record(fd).is_some_and(|record| record.is_piping()) {
+    if table.pipe_at(fd).is_some_and(|record| record.is_active()) {
         table.reset(fd);
-        if let Some(mut slot) = board::slot(fd) {
-            slot.unpark(fd, true);
+        if let Some(mut descriptor) = epoll_sets::descriptor(fd) {
+            descriptor.add_to_sets(fd, true);
         }
     }
 }
