@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The daemon: `viola run`. Start with [`control_loop`], which is the whole loop in plain steps: host -> meter -> policy -> act.
+//! The daemon: `viola run`. Start with `control_loop.rs`, which is the whole loop in plain steps: host -> meter -> policy -> act.
 //!
 //! | folder or file | holds |
 //! |---|---|

@@ -78,7 +78,7 @@ impl Lanes {
         self.0.send(move |manager| manager.set_overrides(overrides));
     }
 
-    /// Takes all VFs back, and waits until that is done; `false` after [`STOP_TIMEOUT`].
+    /// Takes all VFs back, and waits until that is done; `false` after 6 s.
     pub fn stop(&self, why: &str) -> bool {
         let why = why.to_owned();
         (self.0).send_and_wait(move |manager| manager.stop(&why), STOP_TIMEOUT)

@@ -5,12 +5,14 @@
 //! |---|---|
 //! | `reconcile` | which workers run, and what each of them knows |
 //! | `agent` | one VM with an agent, whose worker serves vread and vpipe |
+//! | `status` | what the control socket shows |
 //!
 //! The daemon parses nothing that a guest sends. It opens images, channels and shared files, and hands the descriptors to workers
 //! without privileges. Workers go on when the daemon ends; the next daemon finds them by their sockets.
 
 mod agent;
 mod reconcile;
+mod status;
 
 use std::path::Path;
 use std::time::Duration;
@@ -58,7 +60,7 @@ impl Workers {
         running.map(|r| (r.name.clone(), r.pid)).collect()
     }
 
-    /// Withdraws all blocks, and waits until that is done; `false` after [`STOP_TIMEOUT`].
+    /// Withdraws all blocks, and waits until that is done; `false` after 6 s.
     pub fn stop(&self, why: &str) -> bool {
         let why = why.to_owned();
         (self.0).send_and_wait(move |supervisor| supervisor.stop(&why), STOP_TIMEOUT)

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use viola_host::Vm;
-use viola_proto::pipe::status::Pipes;
-use viola_proto::vread::{Datanode as DatanodeStatus, Vread as Shown};
+use viola_proto::vread::Vread as Shown;
 use viola_vread::control::Role;
 
 use super::agent::Agent;
@@ -39,22 +38,22 @@ const MAX_HELD_MS: u64 = 10_000;
 pub struct Supervisor {
     dir: PathBuf,
     run_dir: PathBuf,
-    config: Option<Arc<Config>>,
+    pub(super) config: Option<Arc<Config>>,
     /// Whether the VMs of this host are known.
     has_vms: bool,
     vms: Vec<Vm>,
-    agents: BTreeMap<String, Agent>,
-    readers: BTreeMap<String, Reader>,
-    peers: Peers,
+    pub(super) agents: BTreeMap<String, Agent>,
+    pub(super) readers: BTreeMap<String, Reader>,
+    pub(super) peers: Peers,
     /// Workers of an earlier daemon that nothing uses yet.
     adopted: Vec<Worker>,
     polled: Option<Instant>,
     /// When the next step is due.
     due: Instant,
     /// Who stopped everything, until [`Supervisor::resume`].
-    stopped: Option<String>,
+    pub(super) stopped: Option<String>,
     /// Why no worker can start, as far as it was logged.
-    error: Option<String>,
+    pub(super) error: Option<String>,
 }
 
 impl Supervisor {
@@ -435,27 +434,6 @@ impl Supervisor {
             reader.connect_stream(now, &of_config, vm);
         }
     }
-
-    /// VMs whose blocks may be read.
-    fn datanode_status(&self) -> Vec<DatanodeStatus> {
-        let is_one = |vm: &Vm| {
-            let vm = named(vm);
-            let vread = self.config.as_ref().map(|config| &config.vread);
-            vread.is_some_and(|v| v.is_datanode(&vm) || v.is_remote_datanode(&vm))
-        };
-        let agents = self.agents.values().filter(|a| is_one(&a.vm));
-        agents.map(Agent::status).collect()
-    }
-
-    /// VMs whose files the host may send.
-    fn sender_status(&self) -> Pipes {
-        let config = self.config.as_ref();
-        let is_one = |vm: &Vm| config?.vm(vm.id.as_str(), &vm.name)?.pipe.as_ref();
-        let agents = self.agents.values().filter(|a| is_one(&a.vm).is_some());
-        Pipes {
-            vms: agents.map(Agent::sender_status).collect(),
-        }
-    }
 }
 
 impl Steps for Supervisor {
@@ -475,24 +453,7 @@ impl Steps for Supervisor {
     }
 
     fn status(&self) -> Shown {
-        let why = match (&self.config, &self.stopped) {
-            (None, _) => "it has not started yet".into(),
-            (_, Some(why)) => format!("{why}; viola start goes on"),
-            (Some(c), _) if c.vread.is_off() && c.vms.iter().all(|vm| vm.pipe.is_none()) => {
-                "no VM may read blocks: see allow in [vread]".to_owned()
-            }
-            _ => self.error.clone().unwrap_or_default(),
-        };
-        let (host, peers) = self.peers.status();
-        Shown {
-            on: why.is_empty(),
-            why,
-            datanodes: self.datanode_status(),
-            readers: self.readers.values().map(Reader::status).collect(),
-            host,
-            peers,
-            pipes: self.sender_status(),
-        }
+        self.show()
     }
 }
 

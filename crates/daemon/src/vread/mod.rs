@@ -10,7 +10,7 @@
 //! | `status`, `metrics`, `check` | what the control socket, Prometheus and `viola check` show |
 //! | `keys` | the key of this host |
 //!
-//! Workers outlive the daemon, so what has to be restored are workers: see [`crate::workers`] and [`crate::supervisor`].
+//! Workers outlive the daemon, so what has to be restored are workers: see [`crate::workers`] and `supervisor/`.
 
 pub(crate) mod apply;
 pub mod check;

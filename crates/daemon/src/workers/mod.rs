@@ -7,7 +7,7 @@
 //! | `process` | one worker as the daemon sees it: starts, adopts, orders and ends it |
 //! | `run_dir` | the sockets and shared files of workers in the run directory |
 //!
-//! [`crate::supervisor`] decides which workers run.
+//! `supervisor/` decides which workers run.
 
 pub mod entry;
 pub(crate) mod process;
