@@ -225,7 +225,7 @@ mod tests {
         assert!((1000..3700).contains(&bytes), "{bytes}");
         assert!(window.waiting() < 100);
         assert_eq!(window.retry_delay(now), None);
-        // Somebody does at last, and reads.
+        // The agent says hello at last, and reads.
         window.observe(&hello(SERIAL_LINE_BYTES));
         let ping = all(&mut window, now);
         let [ToAgent::Ping { n, .. }] = ping[..] else {

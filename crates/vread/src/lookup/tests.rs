@@ -78,7 +78,7 @@ fn of_several_agent_workers_the_one_that_knows_is_named() {
     let clients = [&one, &two];
     assert_eq!(ask_all(&clients, &key(2), LIMIT), Some((1, found(1))));
     assert!(matches!(mute.receive(), Incoming::Question(1, _)));
-    // the first one's answer comes too late and is not taken for that of the next question
+    // The late answer of the first worker must not count for the next question.
     mute.answer(1, Some(&found(9))).unwrap();
     let begun = Instant::now();
     assert_eq!(ask_all(&clients, &key(3), Duration::from_millis(50)), None);

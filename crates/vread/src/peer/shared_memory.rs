@@ -44,7 +44,7 @@ pub(crate) struct SharedMemory {
 
 // SAFETY: the mapping stays until this is dropped, and is reached through pointers only.
 unsafe impl Send for SharedMemory {}
-// SAFETY: as above; whoever copies at the same time gets some of the bytes of either.
+// SAFETY: as above; concurrent copies may mix bytes, which are plain data.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {

@@ -186,7 +186,7 @@ impl<'a> GuestBuffers<'a> {
             let (pointer, count) = (buffers.as_ptr(), buffers.len());
             let flags = if must_not_wait() { libc::RWF_NOWAIT } else { 0 };
             // SAFETY: the buffers lie in the guest's memory, which is mapped as long as the request
-            // is being served, and which nobody here has references into.
+            // is being served, and this process has no references into it.
             let got = unsafe {
                 libc::preadv2(
                     fd.as_raw_fd(),
@@ -225,7 +225,7 @@ impl<'a> GuestBuffers<'a> {
     }
 
     fn copy(&mut self, bytes: &[u8]) {
-        // SAFETY: these bytes are there, and nobody changes them meanwhile.
+        // SAFETY: `bytes` is borrowed for the call.
         unsafe { self.copy_from(bytes.as_ptr(), bytes.len()) }
     }
 

@@ -109,7 +109,7 @@ impl Service {
             self.forget(&handle.0.key);
             return Err(ReadError::Ended);
         }
-        // SAFETY: the slice outlives the call, and nobody else has it.
+        // SAFETY: the slice outlives the call and is borrowed exclusively.
         let slice = unsafe { FileVolatileSlice::from_raw_ptr(bytes.as_mut_ptr(), bytes.len()) };
         let mut fill = LocalFile { block: local, meta };
         let filled = match waits {

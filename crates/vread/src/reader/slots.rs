@@ -172,7 +172,7 @@ impl Slots {
         };
     }
 
-    /// Marks the begin of a copy from a slot.
+    /// Marks the start of a copy from a slot.
     pub(super) fn begin_copy(&mut self, slot: usize) {
         if let Some(slot) = &mut self.slots[slot] {
             slot.readers += 1;

@@ -185,7 +185,7 @@ fn a_worker_that_goes_on_knows_its_numbers_and_another_one_knows_none_of_them() 
     let mut agent = Agent::connect(&first);
     assert!(agent.start_session(1, 12));
     assert_eq!(agent.read(node, 0, 10).0, 0);
-    // the agent begins anew within the same stream
+    // The agent restarts its session within the same stream.
     assert!(agent.restart_session(1, 13));
     assert_eq!(agent.read(node, 0, 10).0, 0);
     // another mount
@@ -277,7 +277,7 @@ fn a_vm_that_does_not_read_its_replies_holds_up_no_withdrawal_and_no_other_strea
     let mut sent = 0;
     while agent.stream.write_all(&frame).is_ok() {
         sent += 1;
-        assert!(sent < 100_000, "the worker hears without end");
+        assert!(sent < 100_000, "the worker reads without limit");
     }
     // what it was reading it has read
     wait_until("no read is in flight", || {
@@ -343,7 +343,7 @@ proptest! {
         let streams = streams(&bed);
         let mut agent = Agent::connect(&streams);
         agent.start_session(1, 11);
-        // whatever is answered to all this is read, so that it is heard
+        // Read all answers, so that the worker reads all input.
         let mut reading = agent.stream.try_clone().unwrap();
         let drain = std::thread::spawn(move || io::copy(&mut reading, &mut io::sink()));
         for step in steps {

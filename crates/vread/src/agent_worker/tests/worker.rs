@@ -83,7 +83,7 @@ impl RunningWorker {
             match self.frames.wait::<ToAgent>(&mut self.agent).unwrap() {
                 Some(Ok(ToAgent::Ping { .. })) => {}
                 Some(message) => return message.unwrap(),
-                None => panic!("the worker hung up"),
+                None => panic!("the worker closed the channel"),
             }
         }
     }

@@ -336,7 +336,9 @@ fn a_connection_with_invalid_answers_is_closed_at_once() {
         // The fourth one has answered in full before it goes on.
         assert!(read == Err(libc::EIO) || number == 3, "{number}: {read:?}");
         assert!(begun.elapsed() < MAX_ERROR_DELAY);
-        wait_until("it is hung up on", || counts(&a.stat(), "b").broken > 0);
+        wait_until("the connection is closed", || {
+            counts(&a.stat(), "b").broken > 0
+        });
     }
     // A length that no file has.
     let (a, b) = (Host::new("a"), KeyPair::new());
@@ -347,7 +349,9 @@ fn a_connection_with_invalid_answers_is_closed_at_once() {
     let reader = Reader::new(&a, "client1", &["b"]);
     wait_until("it is connected", || counts(&a.stat(), "b").links_out == 1);
     assert_eq!(reader.queue().open(1, false), Err(libc::ENOENT));
-    wait_until("it is hung up on", || counts(&a.stat(), "b").broken > 0);
+    wait_until("the connection is closed", || {
+        counts(&a.stat(), "b").broken > 0
+    });
 }
 
 proptest! {

@@ -78,7 +78,7 @@ final class MountThreads {
   /**
    * Starts work on a thread.
    *
-   * @param spare takes a result that nobody waits for any more
+   * @param spare disposes of the result of an abandoned job
    * @param after runs when the work has ended, whatever came of it
    */
   <T> Job<T> begin(Callable<T> work, Consumer<T> spare, Runnable after) throws FallbackException {
