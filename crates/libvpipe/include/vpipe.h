@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bytes that the host moves for this machine, between files and TCP connections. See vpipe_file(3). */
+/* Bytes that the host moves for this VM, between files and TCP connections. See vpipe_file(3). */
 #ifndef VPIPE_H
 #define VPIPE_H
 

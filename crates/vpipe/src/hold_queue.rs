@@ -207,6 +207,7 @@ fn link_address(interface: u32, protocol: u16) -> libc::sockaddr_ll {
 fn packet_socket(interface: u32, protocol: u16) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // without a protocol it receives no packets of other interfaces before it is bound
+    // SAFETY: a plain system call; the result is checked.
     let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
