@@ -35,7 +35,12 @@ impl Sorted {
         self.quantile(0.5)
     }
 
-    /// How many there are.
+    /// Whether there is no sample.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Number of samples.
     pub fn len(&self) -> usize {
         self.0.len()
     }
