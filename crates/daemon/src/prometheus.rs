@@ -12,6 +12,9 @@ pub enum Kind {
     Gauge,
 }
 
+/// Reads a metric's value of an item.
+pub type ValueOf<T> = fn(&T) -> f64;
+
 /// A metric of a table: name, type, help, and a function from an item to its value.
 pub type Metric<V> = (&'static str, Kind, &'static str, V);
 
@@ -64,7 +67,7 @@ impl Text {
     pub fn all<T>(
         &mut self,
         prefix: &str,
-        metrics: &[Metric<fn(&T) -> f64>],
+        metrics: &[Metric<ValueOf<T>>],
         items: &[T],
         label: impl Fn(&T) -> (&'static str, String),
     ) {

@@ -263,7 +263,7 @@ impl<'a> TestBed<'a> {
     pub fn whose(&self, side: Side) -> Outcome<Processes> {
         Ok(match (side, &self.local) {
             (Side::Loopback, Some((local, _))) => match local.pids()[..] {
-                [client, node, ..] => Processes::Processes { client, node },
+                [client, node, ..] => Processes::OnHost { client, node },
                 _ => return Err(Failure::run("the host's HDFS has ended")),
             },
             _ => Processes::Guests {

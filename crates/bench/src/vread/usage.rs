@@ -55,7 +55,7 @@ pub enum Processes {
         daemons: [u32; 2],
     },
     /// Processes of the host.
-    Processes {
+    OnHost {
         /// The client's.
         client: u32,
         /// The DataNode's.
@@ -91,7 +91,7 @@ impl CpuTotals {
                 looks.extend(daemons.map(cpu::tree));
                 looks
             }
-            Processes::Processes { client, node } => vec![cpu::tree(client), cpu::tree(node)],
+            Processes::OnHost { client, node } => vec![cpu::tree(client), cpu::tree(node)],
         };
         Ok(Self {
             looks,
