@@ -228,7 +228,7 @@ fn the_journal_gets_levels_where_stderr_is_the_journal() {
         .stderr(stream)
         .spawn()
         .unwrap();
-    let deadline = std::time::Instant::now() + common::PATIENCE;
+    let deadline = std::time::Instant::now() + common::WAIT_TIMEOUT;
     while !fs::read_to_string(&log)
         .unwrap()
         .contains("\n<4>slices are off: ")

@@ -13,7 +13,7 @@ use serde_json::Value;
 use viola_lab::qemu::{Image, Program, QemuVm, VmSpec};
 use viola_lab::testing::lab_program;
 
-const PATIENCE: Duration = Duration::from_secs(180);
+const SCRIPT_TIMEOUT: Duration = Duration::from_secs(180);
 const PARAMETERS: &str = "/sys/module/viola_ack/parameters";
 /// The sender's namespace.
 const THERE: &str = "ip netns exec there";
@@ -67,7 +67,7 @@ impl Vm {
 
     fn sh(&self, script: &str) -> String {
         let script = format!("set -e; {TOOLS} {script}");
-        let output = self.machine.exec(&script, PATIENCE).unwrap();
+        let output = self.machine.exec(&script, SCRIPT_TIMEOUT).unwrap();
         assert!(
             output.status == 0 && !output.timed_out,
             "{script}: {output:?}\n{}",

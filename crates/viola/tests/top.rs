@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
-use common::{Daemon, PATIENCE, output, refusal, stderr, viola};
+use common::{Daemon, WAIT_TIMEOUT, output, refusal, stderr, viola};
 use rustix::process::Signal;
 use rustix::termios::{LocalModes, tcgetattr};
 
@@ -81,7 +81,7 @@ impl OnTerminal {
 
     /// Waits for a word, on a screen that is drawn anew each time: else only what changes is, and words come in pieces.
     fn wait_anew(&mut self, word: &str) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         while !self.seen.contains(word) {
             assert!(Instant::now() < deadline, "no {word:?} in {:?}", self.seen);
             self.seen.clear();
@@ -104,7 +104,7 @@ impl OnTerminal {
 
     /// Waits for the end, and checks that the terminal is as it was.
     fn ended(mut self) -> i32 {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status;
@@ -118,7 +118,7 @@ impl OnTerminal {
         };
         for text in BACK {
             while !self.seen.contains(text) {
-                let more = self.screen.recv_timeout(PATIENCE).unwrap();
+                let more = self.screen.recv_timeout(WAIT_TIMEOUT).unwrap();
                 self.seen.push_str(&String::from_utf8_lossy(&more));
             }
         }

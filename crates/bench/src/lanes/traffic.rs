@@ -30,7 +30,7 @@ const CHUNK_BYTES: usize = 1024;
 /// Gaps that are listed, ms.
 const LONG_GAP: f64 = 50.0;
 /// Longest time between two looks whether another phase has begun.
-const GLANCE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// How long answers are waited for at the end.
 const LAST: Duration = Duration::from_secs(3);
 
@@ -128,7 +128,7 @@ fn run(json: &str) -> Outcome {
             .collect();
         if let Some(file) = &spec.until {
             while !file.exists() && !guests.iter().all(|g| g.is_finished()) {
-                std::thread::sleep(GLANCE);
+                std::thread::sleep(POLL_INTERVAL);
             }
             enough.store(true, Ordering::Relaxed);
         }
@@ -276,7 +276,7 @@ fn send(
         };
         let early = pace.early(now, Duration::from_secs(2) / rate.max(1));
         if !early.is_zero() {
-            std::thread::sleep(early.min(GLANCE));
+            std::thread::sleep(early.min(POLL_INTERVAL));
             continue;
         }
         bytes.fill(&mut piece);

@@ -20,7 +20,7 @@ use serde::de::DeserializeOwned;
 use viola_lab::testing::lab_program;
 
 /// How long anything may take.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 /// A user without any privilege.
 pub const NOBODY: u32 = 65534;
 
@@ -184,11 +184,11 @@ impl Daemon {
 
     /// Waits for something that is to happen.
     pub fn wait(&mut self, what: &str, mut happened: impl FnMut(&mut Self) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         while !happened(self) {
             assert!(
                 Instant::now() < deadline,
-                "no {what} within {PATIENCE:?}; the daemon said: {}",
+                "no {what} within {WAIT_TIMEOUT:?}; the daemon said: {}",
                 self.log()
             );
             std::thread::sleep(Duration::from_millis(10));
@@ -209,7 +209,7 @@ impl Daemon {
 
     /// Waits until it has ended, and answers its status.
     pub fn ended(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
@@ -265,7 +265,7 @@ pub fn write_config(dir: &Path, rest: &str) -> PathBuf {
 pub fn raw(socket: &Path, bytes: &[u8]) -> Vec<u8> {
     use std::io::Write;
     let mut s = std::os::unix::net::UnixStream::connect(socket).unwrap();
-    s.set_read_timeout(Some(PATIENCE)).unwrap();
+    s.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     let _ = s.write_all(bytes);
     let _ = s.shutdown(std::net::Shutdown::Write);
     let mut answer = Vec::new();

@@ -11,7 +11,7 @@ use viola_lab::testing::lab_program;
 use viola_proto::lanes::{Lanes, Nic};
 
 /// How long a script may take on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(900);
+pub const SCRIPT_TIMEOUT: Duration = Duration::from_secs(900);
 /// How long something may take to come about in an emulated host.
 pub const SOON: Duration = Duration::from_secs(300);
 /// Guests.
@@ -76,7 +76,7 @@ impl Host {
         let script = format!(
             "export PATH=/usr/sbin:/usr/bin; viola() {{ /viola/bin/viola \"$@\"; }}; viola-lab() {{ /viola/bin/viola-lab \"$@\"; }}; ip() {{ /usr/bin/ip \"$@\"; }}; {script}"
         );
-        let output = self.machine.exec(&script, PATIENCE).unwrap();
+        let output = self.machine.exec(&script, SCRIPT_TIMEOUT).unwrap();
         assert!(!output.timed_out, "{script}: {output:?}");
         format!("{}{}", output.stdout, output.stderr)
     }

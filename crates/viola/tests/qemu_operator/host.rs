@@ -10,7 +10,7 @@ use viola_lab::qemu::{Image, QemuVm, VmSpec};
 use viola_proto::{VmList, VmReport};
 
 /// How long one script may take.
-pub const PATIENCE: Duration = Duration::from_secs(900);
+pub const SCRIPT_TIMEOUT: Duration = Duration::from_secs(900);
 /// How long something may take to come about in an emulated host on a busy machine.
 pub const SOON: Duration = Duration::from_secs(300);
 /// VMs; the first one only answers, the others are [`Host::busy`] at times.
@@ -111,7 +111,7 @@ impl Host {
         // what is written to the disk is forgotten
         let mut spec = spec.disk("root", &root, "raw,snapshot=on");
         spec.cores.clear();
-        spec.boot_timeout = PATIENCE;
+        spec.boot_timeout = SCRIPT_TIMEOUT;
         spec.kernel_args.push("net.ifnames=0".into());
         let spec = spec.disk("packages", &pack(folder.path()), "raw");
         let console = || std::fs::read_to_string(folder.path().join("operator.log"));
@@ -156,7 +156,7 @@ impl Host {
     pub fn sh(&self, script: &str) -> String {
         let output = self
             .machine
-            .exec(&format!("cd /root; {script}"), PATIENCE)
+            .exec(&format!("cd /root; {script}"), SCRIPT_TIMEOUT)
             .unwrap();
         assert!(!output.timed_out, "{script}: {output:?}\n{}", self.log());
         format!("{}{}", output.stdout, output.stderr)
@@ -166,7 +166,7 @@ impl Host {
     pub fn good(&self, script: &str) -> String {
         let output = self
             .machine
-            .exec(&format!("cd /root; {script}"), PATIENCE)
+            .exec(&format!("cd /root; {script}"), SCRIPT_TIMEOUT)
             .unwrap();
         let is_good = !output.timed_out && output.status == 0;
         assert!(is_good, "{script}: {output:?}\n{}", self.log());
@@ -176,7 +176,7 @@ impl Host {
     pub fn log(&self) -> String {
         let tail =
             "journalctl -u viola -u libvirtd --no-pager | tail -n 60; virsh list --all; uptime";
-        let output = self.machine.exec(tail, PATIENCE);
+        let output = self.machine.exec(tail, SCRIPT_TIMEOUT);
         output.map_or_else(|e| e.to_string(), |o| o.stdout)
     }
 

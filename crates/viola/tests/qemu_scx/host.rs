@@ -9,7 +9,7 @@ use viola_lab::qemu::{Image, Program, QemuVm, VmSpec};
 use viola_lab::testing::lab_program;
 
 /// How long a script may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(600);
+const SCRIPT_TIMEOUT: Duration = Duration::from_secs(600);
 
 pub struct Host {
     machine: QemuVm,
@@ -46,7 +46,7 @@ impl Host {
     /// A script in which `viola` is the program.
     pub fn sh(&self, script: &str) -> String {
         let script = format!("viola() {{ {} \"$@\"; }}; {script}", self.program.command());
-        let output = self.machine.exec(&script, PATIENCE).unwrap();
+        let output = self.machine.exec(&script, SCRIPT_TIMEOUT).unwrap();
         assert!(!output.timed_out, "{script}: {output:?}");
         format!("{}{}", output.stdout, output.stderr)
     }

@@ -14,7 +14,7 @@ use super::tests::{
 use super::{MountOptions, StreamServer};
 use crate::control::StreamState;
 
-const LOOK: MountOptions = MountOptions {
+const MOUNT_OPTIONS: MountOptions = MountOptions {
     uid: 1000,
     gid: 1000,
     keep_cache: false,
@@ -137,7 +137,7 @@ fn read_body(offset: u64, size: u32) -> Vec<u8> {
 }
 
 fn streams(bed: &TestBed) -> StreamServer {
-    StreamServer::new(bed.service.clone(), LOOK, 2)
+    StreamServer::new(bed.service.clone(), MOUNT_OPTIONS, 2)
 }
 
 fn wait_until(what: &str, done: impl Fn() -> bool) {
