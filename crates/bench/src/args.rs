@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The command line. The long help texts are the text of the man page.
+//! Command line of `viola-lab`. The man page is generated from the long help texts.
 
 use std::path::PathBuf;
 
@@ -32,13 +32,13 @@ pub enum Command {
     #[command(flatten)]
     #[allow(missing_docs)]
     Lab(Lab),
-    /// Show what viola does, on four guests of this machine.
+    /// Demonstrate viola on four guests of this machine.
     ///
     /// Boots a web server and three busy guests on one core, and measures stock scheduling, the papers' 30 ms slices
     /// and viola in turn, in about two minutes. Prints a table and writes report.html and report.json. Needs root, two
     /// cores and the lab's guest image.
     Demo(crate::demo::Demo),
-    /// Measure, with goals.
+    /// Run a benchmark and compare its figures with their goals.
     #[cfg(feature = "benches")]
     #[command(subcommand)]
     Bench(crate::benches::Bench),
@@ -52,20 +52,20 @@ pub enum Command {
 #[cfg(feature = "benches")]
 #[derive(Debug, Subcommand)]
 pub enum Internal {
-    /// Traffic of network namespaces, in guests of tests and benchmarks.
+    /// Generate and check traffic between network namespaces.
     Traffic {
-        /// What is sent.
+        /// Traffic specification.
         json: String,
     },
-    /// Both ends of a TCP stream, in guests of tests and benchmarks.
+    /// Run one end of a TCP stream.
     Backlog {
-        /// What they do.
+        /// Subcommand and its arguments.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<String>,
     },
-    /// Processes that stand for VMs, in guests of tests and benchmarks.
+    /// Run processes that stand in for VMs.
     Stand {
-        /// What they do.
+        /// Subcommand and its arguments.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<String>,
     },
@@ -74,21 +74,20 @@ pub enum Internal {
 /// Subcommands of `lab`.
 #[derive(Debug, Subcommand)]
 pub enum Lab {
-    /// Boot the guests of a description.
+    /// Boot the guests of a lab description.
     ///
-    /// The description is a few lines of TOML: guests with memory, cores, weight, disks, taps and workloads. The guest
-    /// kernel and its root file system are fetched and built once. When this returns all guests are up, held by
-    /// a process of their own.
+    /// The description is a TOML file that lists the guests with their memory, cores, weight, disks, taps and
+    /// workloads. The first run fetches and builds the guest kernel and its root file system. The command returns when
+    /// all guests are up. A supervisor process then holds the lab.
     Up {
-        /// The description.
+        /// Lab description.
         #[arg(value_name = "FILE")]
         spec: PathBuf,
-        /// Hold the lab in this process, until Ctrl-C or `viola-lab down`.
+        /// Stay in the foreground and hold the lab until Ctrl-C or `viola-lab down`.
         #[arg(long)]
         foreground: bool,
     },
     /// Open a shell in a guest, or run one command there.
-    ///
     /// Ends with the exit status of the command. Ctrl-] leaves the shell.
     Sh {
         /// GUEST, or LAB/GUEST when several labs have a guest of that name.
@@ -97,9 +96,9 @@ pub enum Lab {
         #[arg(last = true)]
         command: Vec<String>,
     },
-    /// Run a program of this host in the network of a lab, for example ping; without one, a shell.
+    /// Run a host program in the network of a lab, for example ping. Without a command, open a shell.
     Net {
-        /// The lab, when several are running.
+        /// The lab; required when several labs are running.
         #[arg(long, value_name = "LAB")]
         lab: Option<String>,
         /// Command and arguments, after --.
@@ -115,15 +114,15 @@ pub enum Lab {
     },
     /// End a lab.
     Down {
-        /// The lab, when several are running.
+        /// The lab; required when several labs are running.
         lab: Option<String>,
     },
-    /// Remove what killed labs have left. Also done whenever a lab starts.
+    /// Remove what killed labs left behind. Every lab start does this too.
     Sweep,
-    /// Holds a lab that `up` has started.
+    /// Hold a lab that `up` has started.
     #[command(hide = true)]
     Supervise {
-        /// The description.
+        /// Lab description.
         spec: PathBuf,
     },
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola-lab bench NAME`: real guests, all sides in one run, interleaved; medians over the rounds with their spread.
+//! `viola-lab bench NAME`. Every benchmark runs all sides on real guests in one interleaved run and reports medians
+//! over the rounds with their spread.
 
 use clap::Subcommand;
 use viola_cli::error::Outcome;
@@ -11,72 +12,71 @@ use crate::{backlog, copies, daemon, lanes, papers, scx, sim, slices, turbo, vpi
 /// The benchmarks.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
-    /// Response times of a guest whose core others want too, and what they cost the others.
+    /// Measure response times of a guest that shares its core, and what they cost the other guests.
     ///
-    /// Needs root, two cores and the lab's guest image (make build). About twenty minutes; the result is written to
-    /// bench/results/slices.json when everything was measured, else to build/bench/slices.json.
+    /// Needs root, two cores and the lab's guest image (make build). Takes about twenty minutes. A full run writes
+    /// bench/results/slices.json, a partial run build/bench/slices.json.
     Slices(Options),
-    /// Answers of one of four VMs on a core under sched_ext, slots and stock scheduling, in an emulated host.
+    /// Measure replies of one of four VMs on a core under sched_ext, slots and stock scheduling, in an emulated host.
     ///
-    /// The host is a QEMU guest whose kernel has sched_ext (scripts/qemu-image.sh --new), processes in it stand for
-    /// VMs, and its time is counted in instructions: figures compare mechanisms, they are not those of this machine.
-    /// scx_lavd and scx_bpfland take part where scripts/other-schedulers.sh has built them. About half an hour; the
-    /// result is written to bench/results/scx.json when everything was measured, else to build/bench/scx.json.
+    /// The host is a QEMU guest whose kernel has sched_ext (scripts/qemu-image.sh --new). Processes in it stand in for
+    /// VMs. Its clock counts instructions, so the figures compare mechanisms and do not describe this machine. scx_lavd
+    /// and scx_bpfland take part if scripts/other-schedulers.sh has built them. Takes about half an hour. A full run
+    /// writes bench/results/scx.json, a partial run build/bench/scx.json.
     Scx(Options),
-    /// I/O of a busy guest with two vCPUs whose core others want too: as it is, and with a vCPU on a turbo core.
+    /// Measure I/O of a busy guest with two vCPUs on shared cores, without and with a turbo core.
     ///
-    /// Needs root, two cores, the lab's guest image (make build) and its kernel for several vCPUs
-    /// (scripts/uml-smp.sh). About ten minutes; the result is written to bench/results/turbo.json when everything was
-    /// measured, else to build/bench/turbo.json.
+    /// Needs root, two cores, the lab's guest image (make build) and its kernel for several vCPUs (scripts/uml-smp.sh).
+    /// Takes about ten minutes. A full run writes bench/results/turbo.json, a partial run build/bench/turbo.json.
     Turbo(Options),
-    /// Reading HDFS from a guest: over TCP and through the host, beside the guest's own disk.
+    /// Measure HDFS reads from a guest: over TCP, through the host, and from the guest's own disk.
     ///
-    /// Needs root, two cores, the lab's guest image (make build) and Hadoop with what is built on it
-    /// (scripts/hadoop.sh --bench). About half an hour;
-    /// the result is written to bench/results/vread.json when everything was measured, else to build/bench/vread.json.
+    /// Needs root, two cores, the lab's guest image (make build), and Hadoop with HBase and Spark (scripts/hadoop.sh
+    /// --bench). Takes about half an hour. A full run writes bench/results/vread.json, a partial run
+    /// build/bench/vread.json.
     Vread(vread::Vread),
-    /// Web servers, a proxy, uploads and copies in a guest: as they are, and with their bytes moved by the host.
+    /// Measure web servers, a proxy, uploads and copies in a guest, without and with the host moving the bytes.
     ///
-    /// Needs root, two cores and the lab's guest image (make build). About 25 minutes; the result is written to
-    /// bench/results/vpipe.json when everything was measured, else to build/bench/vpipe.json.
+    /// Needs root, two cores and the lab's guest image (make build). Takes about 25 minutes. A full run writes
+    /// bench/results/vpipe.json, a partial run build/bench/vpipe.json.
     Vpipe(vpipe::Vpipe),
-    /// Copies of files in emulated PCs with NVMe and virtio disks: by the guest, and by the host.
+    /// Measure file copies in emulated PCs with NVMe and virtio disks, by the guest and by the host.
     ///
-    /// Needs root, two cores, the lab's guest image (make build) and QEMU with its kernel (scripts/qemu-image.sh --new). About
-    /// 25 minutes; the result is written to bench/results/copies.json when everything was measured, else to
+    /// Needs root, two cores, the lab's guest image (make build) and QEMU with its kernel (scripts/qemu-image.sh
+    /// --new). Takes about 25 minutes. A full run writes bench/results/copies.json, a partial run
     /// build/bench/copies.json.
     Copies(Options),
-    /// What is served when VFs go out once and for all, in turns, by viola, or by one who knows what comes.
+    /// Compare ways to assign VFs: static, in rotation, by viola, and by an oracle that knows the load in advance.
     ///
-    /// In the simulator with 16 and 63 VMs, and in an emulated host with an SR-IOV NIC (scripts/qemu-image.sh --lanes) whose
-    /// time is counted in instructions; there what a switch costs, too. About twenty minutes; the result is written to
-    /// bench/results/lanes.json when everything was measured, else to build/bench/lanes.json.
+    /// Runs in the simulator with 16 and 63 VMs, and in an emulated host with an SR-IOV NIC (scripts/qemu-image.sh
+    /// --lanes) whose clock counts instructions. The emulated host also gives the cost of one switch. Takes about
+    /// twenty minutes. A full run writes bench/results/lanes.json, a partial run build/bench/lanes.json.
     Lanes(Options),
-    /// How long TCP segments wait on the backlog of a socket whose owner waits for its vCPU: as it is, and acknowledged early.
+    /// Measure how long TCP segments wait on the socket backlog while the receiver waits for its vCPU, without and with
+    /// early acknowledgements.
     ///
-    /// Needs root, two cores, QEMU with its kernel (scripts/qemu-image.sh --new) and the guest's module
-    /// (scripts/guest-kmod.sh). About twenty minutes; the result is written to bench/results/backlog.json when everything
-    /// was measured, else to build/bench/backlog.json.
+    /// Needs root, two cores, QEMU with its kernel (scripts/qemu-image.sh --new) and the guest module
+    /// (scripts/guest-kmod.sh). Takes about twenty minutes. A full run writes bench/results/backlog.json, a partial run
+    /// build/bench/backlog.json.
     Backlog(Options),
-    /// The experiments of dissertation 000, section 2.5: under its 30 ms slices, stock scheduling and viola.
+    /// Repeat the experiments of dissertation 000, section 2.5, under 30 ms slices, stock scheduling and viola.
     ///
-    /// Ping, UDP jitter, TCP near and far, STREAM, Apache, VoIP and streaming video. Needs root, two cores and the lab's guest
-    /// image (make build). About forty minutes; the result is written to bench/results/papers.json when everything was
-    /// measured, else to build/bench/papers.json.
+    /// Measures ping, UDP jitter, TCP on the LAN and over a long line, STREAM, Apache, VoIP and streaming video. Needs
+    /// root, two cores and the lab's guest image (make build). Takes about forty minutes. A full run writes
+    /// bench/results/papers.json, a partial run build/bench/papers.json.
     Papers(papers::Papers),
-    /// What the daemon itself takes, with 64 to 512 VMs.
+    /// Measure the CPU time and memory of the daemon with 64 to 512 VMs.
     ///
-    /// Threads stand for vCPUs. Needs root. About eleven minutes; the result is written to bench/results/daemon.json when
-    /// everything was measured, else to build/bench/daemon.json.
+    /// Threads stand in for vCPUs. Needs root. Takes about eleven minutes. A full run writes bench/results/daemon.json,
+    /// a partial run build/bench/daemon.json.
     Daemon(Options),
-    /// The speed of the simulator: one host by events, and fleets of 100, 1,000 and 10,000 hosts.
+    /// Measure the speed of the simulator: one host by events, and fleets of 100, 1,000 and 10,000 hosts.
     ///
-    /// About four minutes; the result is written to bench/results/sim.json when everything was measured, else to
-    /// build/bench/sim.json.
+    /// Takes about four minutes. A full run writes bench/results/sim.json, a partial run build/bench/sim.json.
     Sim(Options),
 }
 
-/// Runs one.
+/// Runs the selected benchmark.
 pub fn run(bench: &Bench) -> Outcome {
     interrupt::watch()?;
     match bench {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola-lab bench copies`: copies of files in emulated PCs, by the guest and by the host, with neighbours on the vCPU's core and
-//! without. Their disks are real PCs' (NVMe, virtio); User Mode Linux's takes each page by a system call of its own, and is
-//! measured by `viola-lab bench vpipe`. Images are in memory: a disk of this machine would be flushed to on both sides, and be
-//! measured instead.
+//! `viola-lab bench copies`: copies files in emulated PCs, by the guest and by the host, with and without neighbours on
+//! the vCPU's core. The disks are those of real PCs (NVMe, virtio). (A User Mode Linux disk needs one system call per
+//! page; `viola-lab bench vpipe` measures it.) The images are in memory, because flushes to a host disk would dominate
+//! both sides.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -35,26 +35,26 @@ use viola_cli::table;
 
 const NAME: &str = "bench-copies";
 const MIB: usize = 1 << 20;
-/// The files `f0` and `f1`; what a copy of none of their bytes takes is in each figure, too.
+/// Sizes of the files `f0`, `f1` ..., bytes. Each figure includes the fixed cost of a copy.
 const SIZES: [usize; 2] = [64 * MIB, 256 * MIB];
-/// Room for their copies.
+/// Space for their copies, bytes.
 const COPY_ROOM: usize = 512 * MIB;
 const NEIGHBOURS: usize = 3;
 const SIDES: [&str; 2] = ["stock", "viola"];
 const BOOT_TIME: Duration = Duration::from_secs(25);
-/// Longest that a guest may take to be served, or its counts.
+/// Timeout for the daemon to serve a guest, and for its counters.
 const SERVICE_TIMEOUT: Duration = Duration::from_secs(90);
-/// Longest that one copy may take.
+/// Timeout for one copy.
 const COPY_TIMEOUT: Duration = Duration::from_secs(300);
-/// A program's environment in the guest.
+/// Environment of a program in the guest.
 const LIBRARY: &str = "LD_PRELOAD=/usr/lib/libvpipe_preload.so VIOLA_PIPE_SOCKET=/tmp/n/pipe.sock";
 
-/// What the files are on.
+/// Disk type of the files.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Disk {
-    /// It writes zeros by itself.
+    /// The disk writes zeros by itself.
     Nvme,
-    /// It has zeros written to it.
+    /// The guest has to write zeros.
     Virtio,
 }
 
@@ -66,7 +66,7 @@ impl Disk {
         }
     }
 
-    /// In the guest, where the first virtio disk has the programs.
+    /// Device in the guest; the first virtio disk holds the programs.
     fn device(self) -> &'static str {
         match self {
             Self::Nvme => "nvme0n1",
@@ -75,7 +75,7 @@ impl Disk {
     }
 }
 
-/// One row's name, by what it is measured with.
+/// Row name of this cell.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Cell {
     busy: bool,
@@ -100,24 +100,24 @@ impl Cell {
         format!("cp, {size} MiB, {disk}{busy}")
     }
 
-    /// Both sides, with what stands around them.
+    /// Readings of both sides and the test setup.
     fn length(&self) -> Duration {
         let alone = Duration::from_millis((SIZES[self.file] / MIB * 40) as u64);
         alone * if self.busy { NEIGHBOURS as u32 + 1 } else { 1 }
     }
 }
 
-/// Seconds of one copy.
+/// Duration of one copy, seconds.
 struct Reading {
     clock: f64,
     vcpu: f64,
     qemu: f64,
 }
 
-/// Of each side.
+/// Readings of each side.
 type Measurements = BTreeMap<Cell, [Vec<Reading>; 2]>;
 
-/// Runs it, prints the table and writes the result.
+/// Runs the benchmark, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
     super::need_root()?;
     let wanted = |cell: &Cell| {
@@ -127,7 +127,7 @@ pub fn run(options: &Options) -> Outcome {
     let cells: Vec<Cell> = Cell::all().into_iter().filter(wanted).collect();
     if cells.is_empty() {
         return Err(Failure::usage(
-            "no cell has that in its name; try NVMe, virtio, `256 MiB` or `neighbours`",
+            "no cell name contains the pattern of --only; try NVMe, virtio, `256 MiB` or `neighbours`",
         ));
     }
     let rounds = options.rounds();
@@ -140,7 +140,7 @@ pub fn run(options: &Options) -> Outcome {
     let mut found = Measurements::new();
     for disk in disks {
         progress.step(&format!("{}: boot", disk.name()), BOOT_TIME);
-        // whoever starts a QEMU has to live on, and the VM's tap is where it was started
+        // The kernel ends QEMU when the thread that started it ends. The tap exists only in that thread's namespace.
         let netns = Netns::new().map_err(Failure::run)?;
         let cells: Vec<Cell> = cells.iter().copied().filter(|c| c.disk == disk).collect();
         let measured = || measure(disk, &cells, options, &mut progress, &mut found);
@@ -157,7 +157,7 @@ pub fn run(options: &Options) -> Outcome {
     table::print(&results.verdict(&path, "why-copies.toml"))
 }
 
-/// Both sides of the cells of a disk, in turn.
+/// Both sides of the cells of one disk, in turn.
 fn measure(
     disk: Disk,
     cells: &[Cell],
@@ -167,7 +167,7 @@ fn measure(
 ) -> Outcome {
     let rounds = options.rounds();
     let vm = Vm::boot(disk)?;
-    // programs are loaded
+    // Load the programs into memory.
     for side in 0..SIDES.len() {
         vm.copy(side, 0)?;
     }
@@ -215,7 +215,7 @@ fn rows(found: &Measurements) -> Vec<Row> {
     rows
 }
 
-/// A guest with the files, and a daemon.
+/// A guest with the files, and its daemon.
 struct Vm {
     machine: QemuVm,
     daemon: Daemon,
@@ -230,7 +230,7 @@ impl Vm {
             head(&own, "all")
         );
         let daemon = Daemon::begin(own, &config, None, None)?;
-        // in memory
+        // The image is in memory.
         let at = format!("/dev/shm/viola-copies.{}", std::process::id());
         let folder = Folder::new(at.into())?;
         let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", folder.0.display()));
@@ -275,7 +275,7 @@ impl Vm {
         );
         let started = vm.machine.start_workload("agent", agent);
         started.map_err(lab_failure)?;
-        vm.wait("it is not served", |pipes| {
+        vm.wait("the daemon does not serve the guest", |pipes| {
             pipes.vms.iter().any(|vm| vm.serving)
         })?;
         Ok(vm)
@@ -295,14 +295,14 @@ impl Vm {
         }
     }
 
-    /// Runs a script among the lab's programs, in the folder of the files.
+    /// Runs a script in the guest in the folder of the files, with the lab's programs.
     fn run(&self, script: &str) -> Outcome<String> {
         self.sh(&format!(
             "chroot /r sh -c 'set -e; cd /tmp/d; {script}' 2>&1"
         ))
     }
 
-    /// Copies a file that is in the guest's memory, and flushes the copy.
+    /// Copies a file that is in the guest's page cache and flushes the copy.
     fn copy(&self, side: usize, file: usize) -> Outcome<Reading> {
         let library = if side == 1 { LIBRARY } else { "" };
         self.run(&format!("rm -f new; sync; cat f{file} > /dev/null"))?;
@@ -317,21 +317,21 @@ impl Vm {
         })
     }
 
-    /// The threads of QEMU, and their names.
+    /// Threads of QEMU and their names.
     fn threads(&self) -> Outcome<Vec<(PathBuf, String)>> {
         let tasks = format!("/proc/{}/task", self.machine.pid());
         let failed = |e: std::io::Error| Failure::run(format!("{tasks}: {e}"));
         let mut threads = Vec::new();
         for task in fs::read_dir(&tasks).map_err(failed)? {
             let task = task.map_err(failed)?.path();
-            // a thread may end meanwhile
+            // A thread may have ended meanwhile.
             let name = fs::read_to_string(task.join("comm")).unwrap_or_default();
             threads.push((task, name));
         }
         Ok(threads)
     }
 
-    /// CPU time of the vCPU's thread, and of all of QEMU's, in seconds.
+    /// CPU time of the vCPU thread and of all QEMU threads, in seconds.
     fn cpu(&self) -> Outcome<[f64; 2]> {
         let (mut vcpu, mut all) = (0.0, 0.0);
         for (task, name) in self.threads()? {
@@ -362,23 +362,23 @@ impl Vm {
         }
     }
 
-    /// So many copies, neither more nor fewer, were the host's work, and none was refused.
+    /// Checks that the host made exactly `copies` copies and refused none.
     fn has_copied(&self, copies: u64) -> Outcome {
         let is =
             |work: &PipeStats| (work.begun, work.returned, work.refused) == (copies, copies, 0);
-        let what = format!("the host has not made {copies} copies");
+        let what = format!("the host did not make {copies} copies");
         self.wait(&what, |pipes| pipes.vms.iter().any(|vm| is(&vm.work)))
     }
 }
 
-/// Threads that do nothing but use the core that the vCPU has to itself otherwise.
+/// Threads that spin on the vCPU's core.
 struct Neighbours {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Neighbours {
-    /// Puts the vCPU's thread there, too, where it stays.
+    /// Pins the vCPU thread to the same core, where it stays.
     fn beside(vm: &Vm, core: usize) -> Outcome<Self> {
         let mut only = CpuSet::new();
         only.set(core);
@@ -393,7 +393,7 @@ impl Neighbours {
         for _ in 0..NEIGHBOURS {
             let stop = Arc::clone(&stop);
             threads.push(std::thread::spawn(move || {
-                // on any core it would be no neighbour, and its figures show that
+                // On another core the thread would not compete, and its figures would show it.
                 let _ = sched_setaffinity(None, &only);
                 while !stop.load(Ordering::Relaxed) {
                     std::hint::spin_loop();
@@ -413,7 +413,7 @@ impl Drop for Neighbours {
     }
 }
 
-/// A disk image with a file system that has what is in the folder.
+/// Creates a disk image whose file system contains the folder.
 fn ext4(folder: &Path, name: &str, tree: &Path, size: usize) -> Outcome<PathBuf> {
     let image = folder.join(name);
     let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", image.display()));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola-lab bench daemon`: what the daemon itself takes, with 64 to 512 VMs.
+//! `viola-lab bench daemon`: measures the CPU time and memory of the daemon with 64 to 512 VMs.
 //!
-//! A VM is a process that is called and named like QEMU, with threads named like its vCPUs, which work and sleep: what the daemon
-//! reads of it is the real /proc, and what the accounting program counts are real switches. Daemon and VMs are in a network
-//! namespace of their own, so other VMs of this machine are not looked at.
+//! A VM is a process that looks like QEMU, with threads named like its vCPUs that work and sleep. The daemon reads the
+//! real /proc, and the accounting program counts real context switches. Daemon and VMs run in their own network
+//! namespace, so the daemon does not see other VMs of this machine.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use viola_cli::interrupt;
 use viola_cli::table;
 use viola_proto::{CpuTime, VmList, VmReport};
 
-/// So many VMs, how many vCPUs each, and the time between two looks.
+/// Cells: number of VMs, vCPUs per VM, and sampling interval in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cell {
     vms: usize,
@@ -52,12 +52,12 @@ const CELLS: [Cell; 4] = [
     },
 ];
 
-/// What a vCPU does in turn, microseconds.
+/// A vCPU thread works and then sleeps, microseconds each.
 const WORK_US: u64 = 50;
 const SLEEP_US: u64 = 50_000;
-/// After so long histories are as full as they matter, and all VMs are known.
+/// Settling time; after that the daemon knows all VMs and its histories are long enough.
 const SETTLE_TIME: Duration = Duration::from_secs(8);
-/// How long all VMs may take to be found.
+/// Timeout for the daemon to find all VMs.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Cell {
@@ -66,7 +66,7 @@ impl Cell {
     }
 }
 
-/// What one run gave.
+/// Result of one run.
 #[derive(Debug, Clone, Copy)]
 struct Reading {
     cell: usize,
@@ -74,7 +74,7 @@ struct Reading {
     mib: f64,
 }
 
-/// Runs it, prints the table and writes the result.
+/// Runs the benchmark, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
     let rounds = options.rounds();
     let measured = Duration::from_secs(if options.quick { 5 } else { 20 });
@@ -84,12 +84,12 @@ pub fn run(options: &Options) -> Outcome {
     };
     let cells: Vec<usize> = (0..CELLS.len()).filter(|i| wanted(&CELLS[*i])).collect();
     if cells.is_empty() {
-        return Err(Failure::usage("no cell has that in its name; try `64 VMs`"));
+        return Err(Failure::usage("no cell name contains the pattern of --only; try `64 VMs`"));
     }
-    // SAFETY: a plain system call, on the thread that starts all children.
+    // SAFETY: a plain system call, made on the thread that starts all children.
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
         let e = std::io::Error::last_os_error();
-        return Err(Failure::run(format!("a network namespace: {e}")));
+        return Err(Failure::run(format!("cannot create a network namespace: {e}")));
     }
     let each = SETTLE_TIME + measured + Duration::from_secs(3);
     let whole = each * (rounds * cells.len()) as u32;
@@ -139,7 +139,7 @@ fn rows(found: &[Reading]) -> Vec<Row> {
             false => row,
         });
     }
-    // Linear: a VM of 512 costs no more than one of 64.
+    // Goal of linear growth: a VM among 512 costs no more than a VM among 64.
     let per_vm = |i: usize| {
         let vms = CELLS[i].vms as f64;
         of(i, |r| r.percent).into_iter().map(move |p| p / vms * 1e3)
@@ -183,7 +183,7 @@ fn nap(span: Duration) -> Outcome {
     Ok(())
 }
 
-/// Most memory that a process has had, without what it shares with the kernel.
+/// Peak memory of a process, MiB, without pages shared with the kernel.
 fn peak_mib(pid: u32) -> Outcome<f64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let kib = status
@@ -194,7 +194,7 @@ fn peak_mib(pid: u32) -> Outcome<f64> {
         .ok_or_else(|| Failure::run("the daemon has ended"))
 }
 
-/// VMs and a daemon; all of it is gone when this is dropped.
+/// VMs and a daemon; drop ends them and removes their files.
 struct TestBed {
     folder: PathBuf,
     vms: Vec<Child>,
@@ -209,7 +209,7 @@ impl TestBed {
         let program = folder.join("qemu-system-x86_64");
         if !program.exists() {
             let me = crate::harness::program::lab()?;
-            // The name of its file makes it a QEMU; a link is enough.
+            // The daemon recognises QEMU by its file name, so a symbolic link is enough.
             std::fs::hard_link(&me, &program)
                 .or_else(|_| std::fs::copy(&me, &program).map(|_| ()))
                 .map_err(failed)?;
@@ -271,22 +271,22 @@ impl TestBed {
         }
     }
 
-    /// Whether what was paid for is there: each VM's vCPUs ran, and each interval was kept.
+    /// Checks that the daemon did its work: it metered each VM's vCPUs and kept each interval.
     fn check(&self) -> Outcome {
         not_metered(&self.seen().unwrap_or_default(), self.cell)
             .map_or(Ok(()), |why| Err(Failure::run(why)))
     }
 }
 
-/// What of it was not there, if anything. A VM that the accounting has no room for is shown without any vCPU's times.
+/// Reports missing metering data, if any. When the accounting map is full, a VM appears without vCPU times.
 fn not_metered(list: &VmList, cell: Cell) -> Option<String> {
     let is_wrong = |vm: &&VmReport| {
         let ran = |vcpu: &CpuTime| vcpu.run_ns > 0;
         vm.vcpus != cell.vcpus || vm.by_vcpu.len() != cell.vcpus || !vm.by_vcpu.iter().all(ran)
     };
     match list.vms.iter().find(is_wrong) {
-        _ if list.vms.len() != cell.vms => Some("VMs were lost".to_owned()),
-        wrong => wrong.map(|vm| format!("{} was not metered", vm.name)),
+        _ if list.vms.len() != cell.vms => Some("the daemon lost VMs".to_owned()),
+        wrong => wrong.map(|vm| format!("the daemon did not meter {}", vm.name)),
     }
 }
 
@@ -363,10 +363,10 @@ mod tests {
         }
         assert_eq!(not_metered(&list, cell), None);
         list.vms[1].by_vcpu.clear();
-        assert_eq!(not_metered(&list, cell).unwrap(), "b was not metered");
+        assert_eq!(not_metered(&list, cell).unwrap(), "the daemon did not meter b");
         list.vms[1].by_vcpu.push(CpuTime::default());
-        assert_eq!(not_metered(&list, cell).unwrap(), "b was not metered");
+        assert_eq!(not_metered(&list, cell).unwrap(), "the daemon did not meter b");
         list.vms.pop();
-        assert_eq!(not_metered(&list, cell).unwrap(), "VMs were lost");
+        assert_eq!(not_metered(&list, cell).unwrap(), "the daemon lost VMs");
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola-lab up`, `sh`, `net`, `list`, `reboot`, `down`, `sweep`: guests to play with.
+//! `viola-lab up`, `sh`, `net`, `list`, `reboot`, `down`, `sweep`: manage labs of guests.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,7 @@ use crate::harness::side::lab_failure;
 use viola_cli::error::Outcome;
 use viola_cli::table::print;
 
-/// Carries out one of them; `sh` ends with the status of its command.
+/// Runs the subcommand. `sh` returns the exit status of its command.
 pub fn run(what: &Lab) -> Outcome<ExitCode> {
     match what {
         Lab::Up { spec, foreground } => {
@@ -39,9 +39,9 @@ pub fn run(what: &Lab) -> Outcome<ExitCode> {
         Lab::Sweep => {
             let swept = lab_cli::sweep().map_err(lab_failure)?;
             let text = if swept.is_empty() {
-                "nothing was left".into()
+                "nothing to remove".into()
             } else {
-                format!("removed what was left of {}", swept.join(", "))
+                format!("removed the remains of {}", swept.join(", "))
             };
             print(&format!("{text}\n"))?;
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola-lab`: guests to play with, the demo, and the benchmarks.
+//! `viola-lab`: labs of guests, the demo, and the benchmarks.
 //!
 //! | module | does |
 //! |---|---|
@@ -49,7 +49,7 @@ use args::{Command, PROGRAM};
 use options::{Options, need_root};
 use viola_cli::usage;
 
-/// Does what the command line says.
+/// Runs the subcommand of the command line.
 fn main() -> ExitCode {
     let args: args::Args = match usage::parse(std::env::args_os()) {
         Ok(args) => args,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Options that all benchmarks have.
+//! Options shared by all benchmarks.
 
 use std::path::PathBuf;
 
@@ -15,32 +15,32 @@ const QUICK_ROUNDS: usize = 1;
 /// Options of every benchmark.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// How often each cell is measured; 5, or 1 with --quick.
+    /// Rounds per cell; default 5, or 1 with --quick.
     #[arg(long, value_name = "N", value_parser = viola_cli::usage::at_least_one)]
     pub rounds: Option<usize>,
-    /// A look only: short cells, one round.
+    /// Quick check: short cells, one round.
     #[arg(long)]
     pub quick: bool,
-    /// Only cells with this in their name, such as `LSVM idle`, `5 VMs` or `flood`; turbo, vread, vpipe and papers take several,
-    /// separated by commas.
+    /// Measure only cells whose name contains this, such as `LSVM idle`, `5 VMs` or `flood`. turbo, vread, vpipe and
+    /// papers accept several patterns, separated by commas.
     #[arg(long, value_name = "PATTERN")]
     pub only: Option<String>,
     /// Core that the guests share.
     #[arg(long, value_name = "CPU", default_value_t = 1)]
     pub core: usize,
-    /// Where to write the result.
+    /// File for the result.
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
 
 impl Options {
-    /// How often each cell is measured.
+    /// Rounds per cell.
     pub fn rounds(&self) -> usize {
         self.rounds
             .unwrap_or(if self.quick { QUICK_ROUNDS } else { ROUNDS })
     }
 
-    /// Where the result goes: only a whole one takes the place of the last.
+    /// Path of the result file. Only a full run replaces `bench/results/NAME.json`.
     pub fn path(&self, name: &str, whole: bool) -> PathBuf {
         let folder = if whole {
             "bench/results"
@@ -53,7 +53,7 @@ impl Options {
     }
 }
 
-/// Guests, their network and real-time scheduling belong to root.
+/// Fails unless the process runs as root, which guests, their network and real-time scheduling need.
 pub fn need_root() -> Outcome {
     match rustix::process::geteuid().is_root() {
         true => Ok(()),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Latencies as cumulative distributions over a logarithmic axis.
+//! Charts of cumulative latency distributions on a logarithmic axis.
 
 use super::stats::{Sorted, figure};
 use super::svg::{Anchor, Svg};
@@ -14,7 +14,7 @@ const BOTTOM: f64 = 40.0;
 /// One distribution.
 #[derive(Debug, Clone, Copy)]
 pub struct Curve<'a> {
-    /// Name for the description.
+    /// Name in the description.
     pub name: &'a str,
     /// CSS class of the line.
     pub class: &'a str,
@@ -22,8 +22,8 @@ pub struct Curve<'a> {
     pub samples: &'a Sorted,
 }
 
-/// The decades that nearly all samples of several charts fit in, so that the charts can be compared; the last
-/// few of thousand are cut off at the border.
+/// Decades of an axis that several charts share, from the 0.5 % to the 99.5 % quantile of all samples. The chart clamps
+/// samples beyond to its border.
 pub fn decades<'a>(all: impl IntoIterator<Item = &'a Sorted>) -> (i32, i32) {
     let mut range: Option<(f64, f64)> = None;
     for samples in all {
@@ -38,7 +38,7 @@ pub fn decades<'a>(all: impl IntoIterator<Item = &'a Sorted>) -> (i32, i32) {
     (from, ((decade(high) - 1e-9).ceil() as i32).max(from + 1))
 }
 
-/// The chart; the marks on each curve are its p50 and p99.
+/// Draws the chart. Squares mark p50 and p99 of each curve.
 pub fn chart(id: &str, title: &str, decades: (i32, i32), curves: &[Curve<'_>]) -> String {
     let x = |ms: f64| {
         let at = (ms.max(1e-6).log10() - f64::from(decades.0)) / f64::from(decades.1 - decades.0);
@@ -115,7 +115,7 @@ fn describe(curves: &[Curve<'_>]) -> String {
     each.collect::<Vec<_>>().join("; ")
 }
 
-/// Where a curve gets its points: closer together where it is flat, in the tail.
+/// Quantiles at which a curve has points; they are denser in the flat tail.
 fn quantiles() -> impl Iterator<Item = f64> {
     let body = (0..=190).map(|i| f64::from(i) / 200.0);
     let tail = (1..=98).map(|i| 0.95 + f64::from(i) / 2000.0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A page that needs no network: style inside, pictures inside, light and dark.
+//! Self-contained HTML pages with inline styles and pictures, for light and dark display.
 
-/// Text as it stands between tags and in quoted attributes.
+/// Escapes text for HTML content and quoted attributes.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -17,7 +17,7 @@ pub fn escape(text: &str) -> String {
     out
 }
 
-/// A whole page around a body of HTML.
+/// Builds a complete page around an HTML body.
 pub fn page(title: &str, body: &str) -> String {
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -29,7 +29,7 @@ pub fn page(title: &str, body: &str) -> String {
     )
 }
 
-/// Names beside their colours. Each entry is a CSS class and a name.
+/// Builds a legend. Each entry is a CSS class and a name.
 pub fn legend<'a>(entries: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
     let mut html = String::from("<ul class=\"legend\">");
     for (class, name) in entries {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How measured figures are shown: statistics, tables, charts, one self-contained HTML page.
+//! Presentation of measured figures: statistics, tables, charts, one self-contained HTML page.
 
 pub mod cdf;
 pub mod html;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who got how much of the core: one bar for each side, cut into VMs.
+//! Charts of core shares: one bar per side, divided by VM.
 
 use super::svg::{Anchor, Svg};
 
@@ -13,13 +13,14 @@ const TOP: f64 = 24.0;
 /// One bar.
 #[derive(Debug, Clone)]
 pub struct Bar<'a> {
-    /// The side.
+    /// Name of the side.
     pub name: &'a str,
-    /// Part of the core that each VM got, 0..=1, in the order of the names.
+    /// Share of the core that each VM got, 0..=1, in the order of the VM names.
     pub shares: Vec<f64>,
 }
 
-/// The chart. `fair` has each VM's fair part; its borders are marked. `classes` are the VMs' colours.
+/// Draws the chart. `fair` holds each VM's fair share (0..=1); dashed lines mark its borders. `classes` are the VMs'
+/// CSS classes.
 pub fn chart(
     id: &str,
     title: &str,

@@ -8,20 +8,20 @@ use serde::Serialize;
 pub struct Sorted(Vec<f64>);
 
 impl Sorted {
-    /// Sorts samples; what is not a number is left out.
+    /// Sorts samples and drops NaN.
     pub fn new(mut samples: Vec<f64>) -> Self {
         samples.retain(|x| !x.is_nan());
         samples.sort_by(f64::total_cmp);
         Self(samples)
     }
 
-    /// The samples of several together.
+    /// Pools several sets of samples.
     pub fn pooled<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
         Self::new(all.into_iter().flat_map(|s| s.0.iter().copied()).collect())
     }
 
-    /// The value that a fraction `q` (0..=1) of the samples does not exceed, interpolated between
-    /// neighbours (Hyndman and Fan's type 7, as numpy and R have it); `None` without samples.
+    /// The quantile `q` (0..=1), interpolated between neighbours (type 7 of Hyndman and Fan, the default of numpy and
+    /// R); `None` without samples.
     pub fn quantile(&self, q: f64) -> Option<f64> {
         let last = self.0.len().checked_sub(1)?;
         let at = q.clamp(0.0, 1.0) * last as f64;
@@ -30,7 +30,7 @@ impl Sorted {
         Some(low + (high - low) * (at - below as f64))
     }
 
-    /// Half of the samples are below.
+    /// The median; `None` without samples.
     pub fn median(&self) -> Option<f64> {
         self.quantile(0.5)
     }
@@ -46,19 +46,19 @@ impl Sorted {
     }
 }
 
-/// A figure over several rounds.
+/// Spread of a figure over several rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
-    /// Half of the rounds had less.
+    /// Median over the rounds.
     pub median: f64,
-    /// A quarter of the rounds had less.
+    /// First quartile.
     pub p25: f64,
-    /// Three quarters of the rounds had less.
+    /// Third quartile.
     pub p75: f64,
 }
 
 impl Spread {
-    /// Of the figures of all rounds; `None` without one.
+    /// Spread of the figures of all rounds; `None` without figures.
     pub fn of(rounds: impl IntoIterator<Item = f64>) -> Option<Self> {
         let sorted = Sorted::new(rounds.into_iter().collect());
         Some(Self {
@@ -69,7 +69,7 @@ impl Spread {
     }
 }
 
-/// A figure for people: three digits that count, at most three decimals.
+/// Formats a figure with three significant digits and at most three decimals.
 pub fn figure(x: f64) -> String {
     let decimals = match x.abs() {
         a if a >= 99.95 => 0,
@@ -80,7 +80,7 @@ pub fn figure(x: f64) -> String {
     format!("{x:.decimals$}")
 }
 
-/// A ratio for people: `1/22` where it is small, else as a number.
+/// Formats a ratio: as a fraction such as `1/22` below one half, otherwise as a multiple such as `1.20x`.
 pub fn ratio(x: f64) -> String {
     match x {
         x if x <= 0.0 || !x.is_finite() => "-".into(),

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A small writer of SVG for the report: shapes get CSS classes and the page's style sheet their
-//! colours, so that one file serves light and dark.
+//! A small SVG writer for the report. Shapes carry CSS classes; the page's style sheet gives the colours, so one file
+//! serves light and dark display.
 
 use std::fmt::Write;
 
 use super::html::escape;
 
-/// Where text is tied to its point.
+/// Alignment of text to its point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Anchor {
-    /// The point is at its middle.
+    /// The text is centred on the point.
     Middle,
-    /// The point is at its right.
+    /// The text ends at the point.
     End,
 }
 
-/// A picture of a fixed coordinate space, scaled to the width of the page.
+/// A picture with fixed coordinates, scaled to the width of the page.
 #[derive(Debug, Clone)]
 pub struct Svg {
     width: f64,
@@ -26,7 +26,7 @@ pub struct Svg {
 }
 
 impl Svg {
-    /// An empty picture. Title and description are what a screen reader says of it.
+    /// Creates an empty picture. Screen readers read the title and the description.
     pub fn new(width: f64, height: f64, title: &str, description: &str) -> Self {
         Self {
             width,
@@ -46,7 +46,7 @@ impl Svg {
         ));
     }
 
-    /// A rectangle; `title` is shown when the pointer rests on it.
+    /// A rectangle. Browsers show `title` as a tooltip.
     pub fn rect(&mut self, class: &str, at: (f64, f64), size: (f64, f64), title: Option<&str>) {
         let [x, y, w, h] = [at.0, at.1, size.0.max(0.0), size.1.max(0.0)].map(number);
         let class = escape(class);
@@ -58,7 +58,7 @@ impl Svg {
         });
     }
 
-    /// A line through many points.
+    /// A polyline through the points.
     pub fn curve(&mut self, class: &str, points: impl IntoIterator<Item = (f64, f64)>) {
         let mut path = String::new();
         for (x, y) in points {
@@ -68,7 +68,7 @@ impl Svg {
         self.path(class, &path);
     }
 
-    /// Many rectangles of one height in one shape: `(x, width)` each.
+    /// Many rectangles of one height in one path: `(x, width)` each.
     pub fn strip(
         &mut self,
         class: &str,
@@ -111,7 +111,7 @@ impl Svg {
         self.body.push('\n');
     }
 
-    /// The element; `id` is unique in the page.
+    /// Returns the SVG element. `id` must be unique in the page.
     pub fn finish(&self, id: &str) -> String {
         let [w, h] = [self.width, self.height].map(number);
         let id = escape(id);
@@ -125,7 +125,7 @@ impl Svg {
     }
 }
 
-/// A coordinate with as few characters as a tenth of a pixel's precision takes.
+/// Formats a coordinate to a tenth of a pixel, as short as possible.
 fn number(x: f64) -> String {
     let text = format!("{x:.2}");
     match text.trim_end_matches('0').trim_end_matches('.') {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One table, as aligned text for the terminal and as HTML for the report.
+//! A table, as aligned text for the terminal and as HTML for the report.
 
 use super::html::escape;
 
-/// A row: a group's heading, or cells under the columns.
+/// A row: a group heading, or cells.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Row {
     Group(String),
     Cells(Vec<String>),
 }
 
-/// Columns, the first of them text and the others numbers.
+/// Column headings; the first column is text, the others are numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
     head: Vec<String>,
@@ -18,7 +18,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// With these headings and no rows yet.
+    /// Creates a table with these headings and no rows.
     pub fn new<T: Into<String>>(head: impl IntoIterator<Item = T>) -> Self {
         Self {
             head: head.into_iter().map(Into::into).collect(),
@@ -26,18 +26,18 @@ impl Table {
         }
     }
 
-    /// A heading across all columns.
+    /// Adds a heading across all columns.
     pub fn group(&mut self, name: &str) {
         self.rows.push(Row::Group(name.to_owned()));
     }
 
-    /// A row; cells that are missing are empty.
+    /// Adds a row; missing cells are empty.
     pub fn row<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) {
         self.rows
             .push(Row::Cells(cells.into_iter().map(Into::into).collect()));
     }
 
-    /// Aligned: the first column to the left, the others to the right, two blanks between them.
+    /// Renders aligned text: first column left, others right, two spaces between columns.
     pub fn text(&self) -> String {
         let cells = || {
             std::iter::once(&self.head).chain(self.rows.iter().filter_map(|row| match row {
@@ -74,7 +74,7 @@ impl Table {
         text
     }
 
-    /// An HTML table; `caption` says what it is.
+    /// Renders an HTML table with a caption.
     pub fn html(&self, caption: &str) -> String {
         let mut html = format!("<table><caption>{}</caption>\n<thead><tr>", escape(caption));
         for name in &self.head {

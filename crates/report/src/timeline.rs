@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who had the core, and when: a lane for each VM.
+//! Timelines of a core: one row per VM that shows when it had the core.
 
 use super::svg::{Anchor, Svg};
 
@@ -12,15 +12,15 @@ const PITCH: f64 = 22.0;
 /// A stretch of time in which one VM had the core.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Stretch {
-    /// Which, by its place among the VMs; one more than the last for everything else on the core.
+    /// Index of the VM; the number of VMs stands for everything else on the core.
     pub vm: usize,
-    /// When it began, milliseconds.
+    /// Start, milliseconds.
     pub from_ms: f64,
-    /// How long it had the core, milliseconds.
+    /// Length, milliseconds.
     pub ms: f64,
 }
 
-/// The lanes for the first `span_ms`; `classes` are the VMs' colours, and one for the rest.
+/// Draws the rows for the first `span_ms`. `classes` are the VMs' CSS classes, and one for the rest.
 pub fn chart(
     id: &str,
     title: &str,
@@ -52,14 +52,14 @@ pub fn chart(
         let mine = stretches
             .iter()
             .filter(|s| s.vm == lane && s.from_ms < span_ms);
-        // what is thinner than a third of a pixel would vanish
+        // A narrower stretch than a third of a pixel would disappear.
         let spans = mine.map(|s| (x(s.from_ms), (x(s.from_ms + s.ms) - x(s.from_ms)).max(0.35)));
         svg.strip(classes.get(lane).copied().unwrap_or("vm"), y, LANE, spans);
     }
     svg.finish(id)
 }
 
-/// A distance of ticks of 1, 2 or 5 times a power of ten, about ten of them.
+/// Distance between ticks: 1, 2 or 5 times a power of ten, for about ten ticks.
 fn step(span: f64) -> f64 {
     let raw = (span / 10.0).max(1e-3);
     let base = 10f64.powf(raw.log10().floor());
@@ -85,7 +85,7 @@ fn describe(vms: &[&str], stretches: &[Stretch], span_ms: f64) -> String {
     each.collect::<Vec<_>>().join("; ")
 }
 
-/// The longest time between two stretches of a VM; `None` when it had none.
+/// Longest time between two stretches of a VM; `None` if it never ran.
 pub fn longest_wait(stretches: &[Stretch], vm: usize, span_ms: f64) -> Option<f64> {
     let mut longest: Option<f64> = None;
     let mut since = 0.0;

@@ -1,40 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is measured: who receives, what, and who else wants its vCPU.
+//! Cells of the benchmark: the receiver's load, and the programs that compete for its vCPU.
 
 use std::time::Duration;
 
 const STREAM: Duration = Duration::from_millis(2500);
-/// Over a longer way windows take their time.
+/// Receive buffer of the stream over the long line; 0 keeps the kernel's default.
 const FAR_STREAM: Duration = Duration::from_secs(8);
-/// What stands around a stream.
+/// Conditions of a stream.
 const AROUND: Duration = Duration::from_secs(6);
 
-/// What is sent to the guest.
+/// Load that is sent to the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Load {
-    /// As much as goes; bytes of one recv().
+    /// A stream at full rate; bytes per recv().
     Bulk(usize),
-    /// One request after another, each of so many bytes; the answer is a byte.
+    /// One request after another, each of this many bytes; the reply is one byte.
     Requests(usize),
 }
 
-/// Who else wants the receiver's vCPU.
+/// Conditions around the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cell {
     pub name: &'static str,
-    /// The vCPU of the receiver; interrupts are served by vCPU 0.
+    /// vCPU of the receiver. vCPU 0 serves interrupts.
     pub vcpu: u32,
-    /// A program in the guest that never rests, beside the receiver.
+    /// A spinning program in the guest on the receiver's vCPU.
     pub spinner: bool,
-    /// Threads on the core of this machine that vCPU 1 has.
+    /// Whether threads spin on the host core of vCPU 1.
     pub neighbours: bool,
     pub load: Load,
-    /// What netem does to packets on their way to the receiver; empty: there is no way.
+    /// netem settings for packets to the receiver; empty without a long line.
     pub way: &'static str,
 }
 
 impl Cell {
-    /// How long it is loaded.
+    /// Duration of the load.
     pub fn length(&self) -> Duration {
         match self.way {
             "" => STREAM,
@@ -42,7 +42,7 @@ impl Cell {
         }
     }
 
-    /// With what stands around it.
+    /// Duration of the cell, including setup and teardown.
     pub fn whole(&self) -> Duration {
         self.length() + AROUND
     }
@@ -50,7 +50,7 @@ impl Cell {
 
 const KIB: usize = 1 << 10;
 
-/// One vCPU for interrupts and receiver, beside a program that never rests.
+/// One vCPU for interrupts and receiver, beside a spinning program.
 const fn one(name: &'static str, read: usize) -> Cell {
     Cell {
         name,
@@ -62,7 +62,7 @@ const fn one(name: &'static str, read: usize) -> Cell {
     }
 }
 
-/// Interrupts on a turbo vCPU, the receiver on one that has the core for itself.
+/// Interrupts on a turbo vCPU; the receiver has its core for itself.
 const fn turbo(name: &'static str, load: Load) -> Cell {
     Cell {
         name,
@@ -74,7 +74,7 @@ const fn turbo(name: &'static str, load: Load) -> Cell {
     }
 }
 
-/// The same where others want the core, too.
+/// The same with neighbours on the receiver's core.
 const fn shared(name: &'static str, load: Load) -> Cell {
     Cell {
         neighbours: true,
@@ -82,7 +82,7 @@ const fn shared(name: &'static str, load: Load) -> Cell {
     }
 }
 
-/// The same over a longer way.
+/// The same over a long line.
 const fn far(name: &'static str, way: &'static str) -> Cell {
     Cell {
         way,
@@ -90,7 +90,7 @@ const fn far(name: &'static str, way: &'static str) -> Cell {
     }
 }
 
-/// All of them.
+/// All cells.
 pub const CELLS: [Cell; 12] = [
     one("one vCPU for all, a spinner, 4 KiB reads", 4 * KIB),
     one("one vCPU for all, a spinner, 256 KiB reads", 256 * KIB),

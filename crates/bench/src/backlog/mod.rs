@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola-lab bench backlog`: how long TCP segments wait on the backlog of a socket whose owner does not run, against the
-//! round trip, on a current kernel; and the same with early acknowledgements (`guest-kmod/`). The guest is an emulated PC with two
-//! vCPUs. The sender is on this machine, beside the guest's first vCPU, which takes the interrupts.
+//! `viola-lab bench backlog`: measures how long TCP segments wait on the backlog of a socket whose owner is not
+//! running, relative to the round trip, on a current kernel, without and with early acknowledgements (`guest-kmod/`).
+//! The guest is an emulated PC with two vCPUs. The sender runs on the host, on the core of vCPU 0, which takes the
+//! interrupts.
 
 mod cells;
 mod peer;
@@ -37,7 +38,7 @@ use viola_cli::interrupt;
 use viola_cli::table;
 
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 11);
-/// Where the guest passes packets on to over a longer way, in a namespace of its own.
+/// Address of the receiver behind the long line, in a network namespace of the guest.
 const FAR: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
 const PORT: u16 = 5001;
 const NEIGHBOURS: usize = 3;
@@ -52,14 +53,14 @@ const TRACING: &str = "/sys/kernel/tracing";
 struct Reading {
     sent: Sent,
     waits: Waits,
-    /// Acknowledgements that the module sent.
+    /// Acknowledgements sent by the module.
     early: u64,
 }
 
-/// Of each side, by the cell's place.
+/// Readings of each side, by index of the cell.
 type Measurements = BTreeMap<usize, [Vec<Reading>; 2]>;
 
-/// Runs it, prints the table and writes the result.
+/// Runs the benchmark, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
     super::need_root()?;
     let wanted = |at: &usize| {
@@ -69,7 +70,7 @@ pub fn run(options: &Options) -> Outcome {
     let cells: Vec<usize> = (0..CELLS.len()).filter(wanted).collect();
     if cells.is_empty() {
         return Err(Failure::usage(
-            "no cell has that in its name; try turbo, neighbours, spinner or `4 KiB`",
+            "no cell name contains the pattern of --only; try turbo, neighbours, spinner or `4 KiB`",
         ));
     }
     let rounds = options.rounds();
@@ -79,7 +80,7 @@ pub fn run(options: &Options) -> Outcome {
     progress.say(&format!("backlog: {rounds} rounds, about {}", clock(whole)));
     progress.step("boot", BOOT_TIME);
     let mut found = Measurements::new();
-    // whoever starts a QEMU has to live on, and the VM's tap is where it was started
+    // The kernel ends QEMU when the thread that started it ends. The tap exists only in that thread's namespace.
     let netns = Netns::new().map_err(Failure::run)?;
     let measured = || measure(&cells, options, &mut progress, &mut found);
     netns.run(measured).map_err(Failure::run)??;
@@ -158,7 +159,7 @@ fn rows(found: &Measurements) -> Vec<Row> {
     rows
 }
 
-/// The guest, with the module, which does nothing until ports are named.
+/// The guest with the module, which does nothing until its parameter names ports.
 struct Vm {
     machine: QemuVm,
     viola: String,
@@ -221,14 +222,14 @@ impl Vm {
         Ok(vm)
     }
 
-    /// vCPU 1 to the core, everything else of QEMU to the others.
+    /// Pins vCPU 1 to the core and all other QEMU threads to the other cores.
     fn pin(&self, core: usize) -> Outcome {
         let tasks = PathBuf::from(format!("/proc/{}/task", self.machine.pid()));
         for task in std::fs::read_dir(tasks).map_err(Failure::run)? {
             let task = task.map_err(Failure::run)?;
             let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
             let tid = task.file_name().to_str().and_then(|tid| tid.parse().ok());
-            // a thread may end meanwhile
+            // A thread may have ended meanwhile.
             if let Some(tid) = tid.and_then(Pid::from_raw) {
                 let _ = sched_setaffinity(Some(tid), &cores(core, name.starts_with("CPU 1")));
             }
@@ -287,7 +288,7 @@ impl Vm {
         let to = SocketAddr::new(to.into(), PORT);
         let sent = std::thread::scope(|scope| {
             let sender = scope.spawn(|| {
-                // beside the vCPU that takes the interrupts, as far as there is another core
+                // The sender shares a core with vCPU 0, if there is a second core.
                 let _ = sched_setaffinity(None, &cores(core, false));
                 let sent = match cell.load {
                     Load::Requests(size) => ask(to, cell.length(), size),
@@ -297,7 +298,7 @@ impl Vm {
             });
             sender.join()
         });
-        let sent = sent.map_err(|_| Failure::run("the sender ended"))?;
+        let sent = sent.map_err(|_| Failure::run("the sender's thread failed"))?;
         let sent = sent.map_err(|e| Failure::run(format!("{}: {e}", cell.name)))?;
         let text = self.sh(&format!(
             "echo 0 >{TRACING}/tracing_on; [ ! -e /tmp/spinner ] || {{ kill $(cat /tmp/spinner); rm /tmp/spinner; }}; \
@@ -306,7 +307,7 @@ impl Vm {
         ))?;
         let waits = match text.lines().last() {
             Some(last) => parsed(cell, last),
-            // The line to a guest that is far behind has lost the answer; the trace is still there.
+            // The command channel of a busy guest may lose the reply; the trace is still in the guest.
             None => parsed(cell, &self.sh(&format!("{viola} waits /tmp/trace"))?),
         }?;
         if sent.ended != "end" {
@@ -329,16 +330,16 @@ impl Vm {
         })
     }
 
-    /// What the module has done, and why not more.
+    /// Work of the module, and why it did not acknowledge more.
     fn counts(&self) -> Outcome<String> {
         self.sh(&format!("cat {PARAMETERS}/counts"))
     }
 }
 
-/// How many acknowledgements the module has sent, by its counts.
+/// Number of acknowledgements sent, from the module's counters.
 fn acknowledged(counts: &str) -> Outcome<u64> {
     let of = |line: &str| line.strip_prefix("sent ")?.trim().parse().ok();
-    let none = || Failure::run(format!("viola_ack says \"{counts}\" of what it did"));
+    let none = || Failure::run(format!("cannot parse the counters of viola_ack: \"{counts}\""));
     counts.lines().find_map(of).ok_or_else(none)
 }
 
@@ -347,7 +348,7 @@ fn parsed(cell: &Cell, text: &str) -> Outcome<Waits> {
         .map_err(|e| Failure::run(format!("{}: {e}: \"{text}\"", cell.name)))
 }
 
-/// This core, or all others; this one too where there is none but it.
+/// This core, or all other cores. With a single core, both are that core.
 fn cores(core: usize, this: bool) -> CpuSet {
     let all = std::thread::available_parallelism().map_or(1, usize::from);
     let mut set = CpuSet::new();
@@ -357,13 +358,13 @@ fn cores(core: usize, this: bool) -> CpuSet {
     set
 }
 
-/// The module, as scripts/guest-kmod.sh leaves it.
+/// The module built by scripts/guest-kmod.sh.
 fn module(image: &Image) -> Outcome<PathBuf> {
     let path = image.beside("kmod/viola_ack.ko");
     match path.is_file() {
         true => Ok(path),
         false => Err(Failure::run(format!(
-            "{}: there is no module; run scripts/guest-kmod.sh",
+            "{}: the module is missing; run scripts/guest-kmod.sh",
             path.display()
         ))),
     }
@@ -381,7 +382,7 @@ fn ip(words: &str) -> Outcome {
     }
 }
 
-/// Threads that use the core of the receiver's vCPU.
+/// Threads that spin on the core of the receiver's vCPU.
 struct Neighbours {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -394,7 +395,7 @@ impl Neighbours {
         for _ in 0..NEIGHBOURS {
             let stop = Arc::clone(&stop);
             threads.push(std::thread::spawn(move || {
-                // on any core it would be no neighbour, and the figures show that
+                // On another core the thread would not compete, and the figures would show it.
                 let _ = sched_setaffinity(None, &cores(core, true));
                 while !stop.load(Ordering::Relaxed) {
                     std::hint::spin_loop();

@@ -24,37 +24,37 @@ use viola_cli::error::{Failure, chain};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
-/// Longest wait for anything of the other end.
+/// Timeout for any action of the other end.
 const PEER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Bytes after which the stream's contents begin anew: no multiple of any segment's or buffer's size.
+/// Period of the stream's contents, bytes; it is no multiple of any segment or buffer size.
 const PATTERN_BYTES: usize = 65_521;
-/// Bytes of one send().
+/// Bytes per send().
 const SEND_BYTES: usize = 64 << 10;
 
-/// What a receiver found.
+/// Result of a receiver.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Received {
     pub bytes: u64,
     pub seconds: f64,
-    /// Every byte was that which is due at its place.
+    /// Whether every byte had the expected value.
     pub right: bool,
-    /// How the stream ended: `end`, `stopped` or an error.
+    /// End of the stream: `end`, `stopped` or an error.
     pub ended: String,
 }
 
-/// What a sender saw.
+/// Result of a sender.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Sent {
     pub bytes: u64,
     pub seconds: f64,
-    /// Round trip as TCP smooths it, mean of all sends; of `ask`, mean of the answers. In microseconds.
+    /// Smoothed round trip of TCP, mean over all sends; for `ask`, mean reply time. In microseconds.
     pub round_trip_us: f64,
     pub retransmits: u32,
-    /// How the stream ended: `end` when the other one has closed it, or an error.
+    /// End of the stream: `end` when the other end closed it, otherwise an error.
     pub ended: String,
 }
 
-/// Runs it; `words` are those after `backlog`.
+/// Runs a subcommand; `words` are the arguments after `backlog`.
 pub fn backlog(words: &[String]) -> viola_cli::error::Outcome {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     carry_out(&words).map_err(|e| Failure::run(chain(e.as_ref())))
@@ -81,13 +81,13 @@ fn carry_out(words: &[&str]) -> Outcome {
         ["spin"] => loop {
             std::hint::spin_loop();
         },
-        _ => return Err("this command is for tests, not for people".into()),
+        _ => return Err("unknown arguments; benchmarks and tests use this command".into()),
     };
     println!("{text}");
     Ok(())
 }
 
-/// The stream's contents from any place of a period on, for a read or a send.
+/// Contents of the stream over at least one period plus one read or send, so that any offset can be served.
 fn contents(most: usize) -> Vec<u8> {
     let byte = |at: usize| {
         let mixed = ((at % PATTERN_BYTES) as u32).wrapping_mul(0x9E37_79B1);
@@ -106,7 +106,7 @@ fn accept(port: u16, buffer: usize) -> Outcome<TcpStream> {
     Ok(stream)
 }
 
-/// Takes one stream.
+/// Receives one stream.
 fn receive(port: u16, size: usize, buffer: usize, pause: Duration, stop: u64) -> Outcome<Received> {
     let due = contents(size);
     let mut got = vec![0; size];
@@ -181,10 +181,10 @@ pub fn send(to: SocketAddr, length: Duration) -> Outcome<Sent> {
 }
 
 fn info(stream: &TcpStream) -> std::io::Result<libc::tcp_info> {
-    // SAFETY: numbers only, for which zero is a value.
+    // SAFETY: all fields are integers, for which zero is valid.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut size = size_of::<libc::tcp_info>() as libc::socklen_t;
-    // SAFETY: at most `size` bytes are written, for which there is room.
+    // SAFETY: the kernel writes at most `size` bytes, the size of `info`.
     let done = unsafe {
         libc::getsockopt(
             stream.as_raw_fd(),
@@ -217,7 +217,7 @@ fn echo(port: u16, size: usize) -> Outcome {
     }
 }
 
-/// Requests of so many bytes, one after the other, for this long.
+/// Sends requests of `size` bytes one after the other for this long.
 pub fn ask(to: SocketAddr, length: Duration, size: usize) -> Outcome<Sent> {
     let mut stream = TcpStream::connect_timeout(&to, PEER_TIMEOUT)?;
     stream.set_nodelay(true)?;

@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How long segments wait on a socket's backlog, by what tracefs has recorded of [`EVENTS`].
+//! Waiting times of segments on a socket's backlog, from a tracefs trace of [`EVENTS`].
 //!
-//! A segment's wait is from tcp_add_backlog(), in the softirq, until tcp_v4_do_rcv() takes it, in the process that owned the
-//! socket. Segments are joined on the backlog, so they are told by their last sequence number.
+//! A segment waits from tcp_add_backlog(), in the softirq, until tcp_v4_do_rcv() processes it in the process that owned
+//! the socket. The kernel joins segments on the backlog, so the last sequence number identifies them.
 
 use std::collections::{HashMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-/// Events for `kprobe_events`: sequence numbers are in the packet's control block, 40 bytes from its beginning.
+/// Events for `kprobe_events`. The sequence numbers are in the packet's control block, 40 bytes from its start.
 pub const EVENTS: [&str; 3] = [
     "p:viola/add tcp_add_backlog sk=%di:x64 seq=+40(%si):u32 end=+44(%si):u32",
     "r64:viola/added tcp_add_backlog dropped=$retval:u32",
     "p:viola/rcv tcp_v4_do_rcv sk=%di:x64 seq=+40(%si):u32 end=+44(%si):u32",
 ];
 
-/// What segments with data did.
+/// Statistics of segments with data.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Waits {
-    /// All that were received.
+    /// Segments received.
     pub segments: usize,
-    /// Of them those that waited on the backlog.
+    /// Segments that waited on the backlog.
     pub waited: usize,
-    /// Segments that found no place on it.
+    /// Segments dropped because the backlog was full.
     pub dropped: usize,
-    /// Of those that waited, in microseconds.
+    /// Waiting times of the segments that waited, in microseconds.
     pub mean_us: f64,
     pub p50_us: f64,
     pub p99_us: f64,
@@ -32,13 +32,13 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// Mean of all segments, those that did not wait too, in microseconds.
+    /// Mean over all segments, including those that did not wait, in microseconds.
     pub fn of_all_us(&self) -> f64 {
         self.mean_us * self.waited as f64 / (self.segments as f64).max(1.0)
     }
 }
 
-/// Reads what tracefs' `trace` shows.
+/// Parses the text of tracefs' `trace`.
 pub fn waits(text: &str) -> Waits {
     let mut backlogs: HashMap<&str, VecDeque<(u32, f64)>> = HashMap::new();
     let mut found = Vec::new();
@@ -66,7 +66,7 @@ pub fn waits(text: &str) -> Waits {
             continue;
         }
         let before = found.len();
-        // sequence numbers begin anew
+        // Sequence numbers wrap around.
         while let Some((of, begun)) = backlog.front()
             && end.wrapping_sub(*of) < 1 << 31
         {
@@ -91,7 +91,7 @@ pub fn waits(text: &str) -> Waits {
     }
 }
 
-/// Time in seconds, and the event's name.
+/// Time in seconds, and name of the event.
 fn event(line: &str) -> Option<(f64, &str)> {
     let mut words = line.split_whitespace().skip_while(|w| !w.ends_with(':'));
     let at = words.next()?.strip_suffix(':')?.parse().ok()?;

@@ -18,32 +18,32 @@ use viola_report::timeline::Stretch;
 pub const VMS: usize = 4;
 /// The sides, in the order of the tables.
 pub const SIDES: [Side; 3] = [Side::Stock, Side::Credit, Side::Viola(300)];
-/// Whether the web server has work of its own.
+/// States of the web server: busy with its own work, or idle between requests.
 pub const STATES: [bool; 2] = [true, false];
 
 const TIMES: Times = Times::of(200, 2300, 1000, 1000);
 const SWITCH_TIME: Duration = Duration::from_millis(900);
 const BOOT_TIME: Duration = Duration::from_secs(3);
-/// How long the core is watched for the timeline.
+/// Length of the core trace for the timeline.
 const TRACE_TIME: Duration = Duration::from_millis(200);
 
-/// All that was measured.
+/// All readings of a demo run.
 #[derive(Debug, Default)]
 pub struct Measured {
-    /// Readings by what the web server did beside and by side, round by round.
+    /// Readings by state of the web server (busy or not) and side, one per round.
     pub cells: BTreeMap<(bool, Side), Vec<Reading>>,
-    /// Who had the core, by side; empty where the kernel does not tell.
+    /// Timeline of the core by side; empty where the kernel allows no trace.
     pub timelines: Vec<Vec<Stretch>>,
     /// Version of the guests' kernel.
     pub kernel: String,
-    /// How often each side was measured.
+    /// Number of rounds.
     pub rounds: usize,
-    /// How long it took.
+    /// Duration of the run.
     pub took: Duration,
 }
 
 impl Measured {
-    /// Boots the guests and measures all sides, in another order each round.
+    /// Boots the guests and measures all sides, in a different order each round.
     pub fn take(rounds: usize, core: usize) -> Outcome<Self> {
         let begun = Instant::now();
         let cells = SIDES.len() * STATES.len() * rounds;
@@ -90,17 +90,17 @@ impl Measured {
         Ok(found)
     }
 
-    /// Readings of a cell, one for each round.
+    /// Readings of a cell, one per round.
     pub fn readings(&self, busy: bool, side: Side) -> &[Reading] {
         self.cells.get(&(busy, side)).map_or(&[], Vec::as_slice)
     }
 
-    /// Latencies of all rounds together.
+    /// Latencies of all rounds, pooled.
     pub fn pooled(&self, busy: bool, side: Side, latency: fn(&Reading) -> &Sorted) -> Sorted {
         Sorted::pooled(self.readings(busy, side).iter().map(latency))
     }
 
-    /// Each guest's share of the core, the mean of all rounds.
+    /// Each guest's share of the core (0..=1), mean over all rounds.
     pub fn shares(&self, busy: bool, side: Side) -> Vec<f64> {
         let readings = self.readings(busy, side);
         let mean = |vm: usize| {
@@ -119,7 +119,7 @@ impl Measured {
     }
 }
 
-/// Watches the core for a moment. Where the kernel does not allow it there is nothing to show.
+/// Traces the core for [`TRACE_TIME`]. Returns an empty timeline if the kernel allows no trace.
 fn watch(core: usize, guests: &Guests, sampler: &mut ThreadSampler) -> Outcome<Vec<Stretch>> {
     let Ok(mut trace) = CoreTrace::start(core) else {
         return Ok(Vec::new());

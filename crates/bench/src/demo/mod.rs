@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola-lab demo`: four guests on one core, under stock scheduling, the papers' 30 ms slices and viola, in turn; a
-//! table and a report in HTML.
+//! `viola-lab demo`: runs four guests on one core under stock scheduling, the papers' 30 ms slices and viola in turn.
+//! It prints a table and writes a report in HTML and JSON.
 
 mod measured;
 mod page;
@@ -28,7 +28,7 @@ pub struct Demo {
     /// Print the figures as JSON instead of a table.
     #[arg(long)]
     pub json: bool,
-    /// How often each side is measured.
+    /// Number of rounds.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = viola_cli::usage::at_least_one)]
     pub rounds: usize,
     /// Core that the guests share.
@@ -42,62 +42,62 @@ pub struct Demo {
 /// `report.json`.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Commit that was measured.
+    /// Git revision that was measured.
     pub git: Option<String>,
-    /// When, UTC.
+    /// Date and time, UTC.
     pub date: String,
-    /// On what.
+    /// Host machine.
     pub machine: String,
-    /// The guests' kernel.
+    /// Guest kernel.
     pub guests: String,
-    /// How often each side was measured.
+    /// Number of rounds.
     pub rounds: usize,
-    /// What spoilt the figures, if anything did.
+    /// Disturbance by other programs, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disturbed: Option<String>,
     /// The table.
     pub rows: Vec<row::Row>,
-    /// Latencies of all rounds together.
+    /// Latencies of all rounds, pooled.
     pub distributions: Vec<Distribution>,
-    /// Who had the core.
+    /// Timelines of the core.
     pub timelines: Vec<Timeline>,
 }
 
 /// Latencies of one side.
 #[derive(Debug, Serialize)]
 pub struct Distribution {
-    /// What was asked, and what the guest did beside.
+    /// Request type and state of the guest.
     pub name: String,
-    /// Who decided.
+    /// Side.
     pub side: String,
-    /// How many answers.
+    /// Number of replies.
     pub samples: usize,
     /// Quantile (0..=1) and latency in milliseconds.
     pub quantiles: Vec<(f64, f64)>,
 }
 
-/// Who had the core on one side.
+/// Timeline of the core on one side.
 #[derive(Debug, Serialize)]
 pub struct Timeline {
-    /// Who decided.
+    /// Side.
     pub side: String,
-    /// In the order of time; VM 4 is everything else on that core.
+    /// Stretches in order of time; VM 4 stands for everything else on that core.
     pub stretches: Vec<Stretch>,
 }
 
-/// Runs it.
+/// Runs the demo.
 pub fn run(options: &Demo) -> Outcome {
     need_root()?;
     if options.rounds == 0 {
         return Err(Failure::usage(
-            "--rounds 0: at least one round has to be measured",
+            "--rounds 0: the demo needs at least one round",
         ));
     }
     interrupt::watch()?;
     guests::split_cores(options.core)?;
     let measured = Measured::take(options.rounds, options.core)?;
     let mut report = report(&measured);
-    // A look only, where the kernel that it needs was built before; what fails there spoils nothing.
+    // Also show turbo cores if their guest kernel is already built. A failure here does not affect the report.
     let (turbo, failed) = match turbo::glance(options.core) {
         Ok(mut rows) => {
             rows.iter_mut()

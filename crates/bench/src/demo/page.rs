@@ -10,14 +10,14 @@ use viola_report::html::{self, escape, legend};
 use viola_report::stats::{Sorted, figure, ratio};
 use viola_report::{cdf, shares, timeline};
 
-/// Span that the timelines show, ms: a whole turn of four 30 ms slices.
+/// Span of the timelines, ms: one full turn of four 30 ms slices.
 const TIMELINE_MS: f64 = 125.0;
-/// Span of the closer look.
+/// Span of the close-up, ms.
 const CLOSE_UP_MS: f64 = 10.0;
 const SIDE_CLASSES: [&str; 3] = ["s0", "s1", "s2"];
 const VM_CLASSES: [&str; 5] = ["vm0", "vm1", "vm2", "vm3", "vm4"];
 
-/// The page.
+/// Renders the page.
 pub fn html(measured: &Measured, report: &Report) -> String {
     let mut body = String::from(
         "<h1>Four guests, one core</h1>\n<p class=\"lead\">A web server shares a core with three guests that never \
@@ -45,7 +45,7 @@ pub fn html(measured: &Measured, report: &Report) -> String {
     html::page("viola: four guests, one core", &body)
 }
 
-/// A figure that is shown large.
+/// A figure in a large tile.
 struct HeadlineFigure {
     big: String,
     what: &'static str,
@@ -53,7 +53,7 @@ struct HeadlineFigure {
     good: bool,
 }
 
-/// The figures of the table that say most.
+/// Tiles with the most important figures of the table.
 fn tiles(report: &Report) -> String {
     let (stock, viola) = (SIDES[0].name(), SIDES[2].name());
     let pair = |figure: &str, busy: bool| {

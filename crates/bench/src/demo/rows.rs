@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The demo's table.
+//! Rows and table of the demo.
 
 use super::measured::{Measured, SIDES, STATES, VMS};
 use crate::harness::cell::Reading;
@@ -9,20 +9,20 @@ use crate::harness::side::Side;
 use viola_report::stats::{Sorted, figure, ratio};
 use viola_report::table::Table;
 
-/// Takes one kind of times out of a reading.
+/// Selects one kind of latency from a reading.
 pub type LatencyOf = fn(&Reading) -> &Sorted;
 
-/// The latencies of a reading.
+/// Latencies of a reading, by name.
 pub const LATENCIES: [(&str, LatencyOf); 3] = [
     ("ping", |r| &r.ping),
     ("TCP request", |r| &r.rr),
     ("HTTP request", |r| &r.http),
 ];
 
-/// Name of the row with the others' throughput.
+/// Name of the row with the throughput of the other guests.
 pub const WORK: &str = "work of the three others";
 
-/// What the web server does beside serving.
+/// Name of the web server's state.
 pub fn state(busy: bool) -> &'static str {
     match busy {
         true => "web busy with work of its own",
@@ -30,7 +30,7 @@ pub fn state(busy: bool) -> &'static str {
     }
 }
 
-/// All rows: for each state latencies, requests, shares and what it costs the others.
+/// All rows: for each state latencies, requests, shares, and the cost to the other guests.
 pub fn rows(measured: &Measured) -> Vec<Row> {
     let mut rows = Vec::new();
     for busy in STATES {
@@ -59,7 +59,7 @@ pub fn rows(measured: &Measured) -> Vec<Row> {
                 r.shares.get(vm).map(|s| s * 100.0)
             }));
         }
-        // relative to stock in the same round
+        // Relative to stock in the same round.
         let stock = measured.readings(busy, Side::Stock);
         let batch = Row::new(format!("{WORK}, {}", state(busy)), "% of stock");
         let batch = SIDES.iter().fold(batch, |row, side| {
@@ -78,7 +78,7 @@ pub fn rows(measured: &Measured) -> Vec<Row> {
     rows
 }
 
-/// The rows under the two states, with viola against stock.
+/// Table of the rows, grouped by state, with the ratio of viola to stock.
 pub fn table(rows: &[Row]) -> Table {
     let names = SIDES.map(Side::name);
     let mut head = vec![String::new()];

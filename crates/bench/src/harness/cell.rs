@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One measurement: a side, a state of the guests, a few seconds.
+//! One measurement (cell): a side, a state of the guests, and a few seconds of load.
 
 use std::time::{Duration, Instant};
 
@@ -12,30 +12,30 @@ use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_report::stats::Sorted;
 
-/// Time between two pings: random, or it would beat with the schedulers' own periods.
+/// Time between two pings. It is random so that pings do not fall in step with the scheduler's period.
 const PING_INTERVAL: (Duration, Duration) = (Duration::from_millis(3), Duration::from_millis(12));
-/// Time between two TCP requests, for the same reason.
+/// Time between two TCP requests, random for the same reason.
 const RR_INTERVAL: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(8));
-/// How long an answer may take.
+/// Timeout for a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
-/// More requests than any cell has time for.
+/// Upper bound on requests; no cell has time for more.
 const MAX_REQUESTS: usize = 1_000_000;
 
-/// How long each part is measured; a part of no length is left out.
+/// Duration of each part of a cell; a part of zero length is skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
-    /// Before anything is measured.
+    /// Settling time before the measurement.
     pub settle: Duration,
     /// Ping at random intervals of 3 to 12 ms.
     pub ping: Duration,
-    /// TCP requests of one byte, each due 2 to 8 ms after the last one.
+    /// TCP requests of one byte, each sent 2 to 8 ms after the last one.
     pub rr: Duration,
-    /// HTTP requests, each on a connection of its own.
+    /// HTTP requests, each on its own connection.
     pub http: Duration,
 }
 
 impl Times {
-    /// In milliseconds.
+    /// Durations from milliseconds.
     pub const fn of(settle: u64, ping: u64, rr: u64, http: u64) -> Self {
         Self {
             settle: Duration::from_millis(settle),
@@ -45,12 +45,12 @@ impl Times {
         }
     }
 
-    /// All together, with what it takes to begin and end them.
+    /// Duration of the whole cell, including setup and teardown.
     pub fn cell(&self) -> Duration {
         self.settle + self.ping + self.rr + self.http + Duration::from_millis(300)
     }
 
-    /// Without TCP and HTTP.
+    /// The same without TCP and HTTP.
     pub const fn only_ping(self) -> Self {
         Self {
             rr: Duration::ZERO,
@@ -60,31 +60,32 @@ impl Times {
     }
 }
 
-/// What a cell found. Latencies are in milliseconds.
+/// Result of a cell. Latencies are in milliseconds.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Reading {
-    /// Round trips of ping.
+    /// Ping round trips.
     pub ping: Sorted,
-    /// Pings without an answer.
+    /// Pings without a reply.
     pub ping_lost: usize,
     /// Round trips of one byte on a TCP connection.
     pub rr: Sorted,
-    /// HTTP requests, from connecting to the last byte.
+    /// HTTP requests, from connect to the last byte.
     pub http: Sorted,
     /// HTTP requests per second, one at a time.
     pub http_per_s: f64,
-    /// Part of the core that each guest got over the whole cell, 0..=1.
+    /// Share of the core that each guest got over the whole cell, 0..=1.
     pub shares: Vec<f64>,
-    /// Units of work per second that the neighbours did while only pings came, together.
+    /// Work units per second of all neighbours together, counted during the ping part.
     pub batch_per_s: Option<f64>,
-    /// Times per second that a guest's thread was put on the core.
+    /// Context switches to guest threads, per second.
     pub switches_per_s: f64,
-    /// Part of a core, its own as a rule, that the slot controller took while only pings came.
+    /// CPU time of the slot controller during the ping part, as a part of a core. The controller usually has its own
+    /// core.
     pub controller: f64,
-    /// Part of a core that daemon, watchdog and controller took.
+    /// CPU time of daemon, watchdog and controller, as a part of a core.
     pub viola: f64,
-    /// Part of the core that went neither to a guest, although one always wanted it, nor to viola: what others of
-    /// this machine used.
+    /// Share of the core that went neither to a guest, although one guest always wanted it, nor to viola: other
+    /// programs of this machine used it.
     pub foreign: f64,
 }
 
@@ -176,8 +177,8 @@ pub fn measure(
     Ok(reading)
 }
 
-/// What is left of the core after the guests and what viola itself used there. Its controller sits on another core as
-/// a rule, and then takes nothing of this one.
+/// Share of the core that neither the guests nor viola used. The controller usually runs on another core and then uses
+/// none of this one.
 fn foreign(shares: &[f64], own: f64) -> f64 {
     (1.0 - shares.iter().sum::<f64>() - own).max(0.0)
 }
@@ -186,8 +187,8 @@ fn milliseconds(us: &[f64]) -> Sorted {
     Sorted::new(us.iter().map(|us| us / 1e3).collect())
 }
 
-/// Units per second of all busy guests together, each by its own clock: a guest answers late when it has
-/// to wait for the core, but counts and clock are read together.
+/// Work units per second of all busy guests together, each by its own clock. A guest may reply late because it waits
+/// for the core, but it reads counter and clock together.
 fn rate(before: &[Option<(u64, f64)>], after: &[Option<(u64, f64)>]) -> Option<f64> {
     let rates: Vec<f64> = before
         .iter()
@@ -200,10 +201,10 @@ fn rate(before: &[Option<(u64, f64)>], after: &[Option<(u64, f64)>]) -> Option<f
     (!rates.is_empty()).then(|| rates.iter().sum())
 }
 
-/// Part of the core above which what others used spoils the figures.
+/// Share of the core used by other programs above which the figures are marked as disturbed.
 const MAX_FOREIGN_SHARE: f64 = 0.015;
 
-/// One sentence when others used the guests' core as well.
+/// One sentence if other programs used the guests' core too.
 pub fn disturbance<'a>(readings: impl IntoIterator<Item = &'a Reading>) -> Option<String> {
     let foreign: Vec<f64> = readings
         .into_iter()
@@ -222,8 +223,8 @@ pub fn disturbance<'a>(readings: impl IntoIterator<Item = &'a Reading>) -> Optio
     })
 }
 
-/// Fair parts of the core when all guests are busy: by weight, nobody above its cap; what a cap leaves goes
-/// to the others by weight.
+/// Fair shares of the core when all guests are busy: proportional to weight, no guest above its cap; what a capped
+/// guest leaves goes to the others by weight.
 pub fn fair(weights: &[f64], caps: &[Option<f64>]) -> Vec<f64> {
     let mut parts: Vec<Option<f64>> = vec![None; weights.len()];
     loop {
@@ -248,7 +249,7 @@ pub fn fair(weights: &[f64], caps: &[Option<f64>]) -> Vec<f64> {
     }
 }
 
-/// The largest distance of a guest's share from its fair part, in points (hundredths of the core).
+/// Largest distance of a guest's share from its fair share, in points (hundredths of the core).
 pub fn points_from(fair: &[f64], shares: &[f64]) -> f64 {
     fair.iter()
         .zip(shares)
@@ -257,7 +258,7 @@ pub fn points_from(fair: &[f64], shares: &[f64]) -> f64 {
 }
 
 impl Guests {
-    /// Where the load runs: real-time, so that its own waits do not count, and not where the guests are.
+    /// Client options: real-time priority, so that the load's own waits do not count, on a core without guests.
     pub fn client(&self, seed: u64) -> Client {
         Client {
             core: Some(self.load_core),
@@ -280,7 +281,7 @@ mod tests {
         assert_eq!(
             rate(&[Some((1, 1.0))], &[Some((1, 1.0))]),
             None,
-            "no time went by"
+            "no time passed"
         );
     }
 

@@ -8,25 +8,25 @@ use viola_host::{Inventory, proc};
 
 use viola_cli::error::{Failure, Outcome};
 
-/// Totals of one thread since it began.
+/// CPU time of one thread since it started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct ThreadTotal {
-    /// On a CPU, ns.
+    /// Time on a CPU, ns.
     run: u64,
-    /// Times put on a CPU.
+    /// Times scheduled onto a CPU.
     switches: u64,
 }
 
-/// What some processes used between two looks.
+/// CPU use of a group of processes between two samples.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CpuUse {
-    /// Part of one core, 0..=1 (more when they ran on several).
+    /// Share of one core, 0..=1; above 1 if the group ran on several cores.
     pub share: f64,
-    /// Times per second that one of their threads was put on a core.
+    /// Times per second that one of its threads was scheduled onto a core.
     pub switches_per_s: f64,
 }
 
-/// A look at the threads of several groups of processes.
+/// A sample of the threads of several groups of processes.
 #[derive(Debug, Clone)]
 pub struct CpuSample {
     at: Instant,
@@ -34,15 +34,15 @@ pub struct CpuSample {
 }
 
 impl CpuSample {
-    /// What each group used since `before`. A thread that ended meanwhile is not counted: guests and
-    /// daemon keep theirs through a cell.
+    /// CPU use of each group since `before`. Threads that ended in between are not counted; guests and daemon keep
+    /// their threads through a cell.
     pub fn since(&self, before: &Self) -> Vec<CpuUse> {
         let seconds = self.at.duration_since(before.at).as_secs_f64().max(1e-9);
         let groups = self.groups.iter().zip(&before.groups);
         groups.map(|(now, then)| used(now, then, seconds)).collect()
     }
 
-    /// CPU-seconds of each group since `before`, counted in the same way.
+    /// CPU-seconds of each group since `before`, with the same rule.
     pub fn seconds_since(&self, before: &Self) -> Vec<f64> {
         let seconds = self.at.duration_since(before.at).as_secs_f64();
         self.since(before)
@@ -53,7 +53,7 @@ impl CpuSample {
 }
 
 impl CpuSample {
-    /// Without the threads that may run anywhere else than on one core, or that have ended since.
+    /// Keeps only threads that are restricted to this one core and still exist.
     pub fn only_on(&self, core: usize) -> Self {
         let only: viola_host::CpuSet = u32::try_from(core).into_iter().collect();
         let stays = |tid: u32| proc::affinity(tid).is_ok_and(|cpus| cpus.as_ref() == Some(&only));
@@ -78,18 +78,18 @@ fn used(now: &HashMap<u32, ThreadTotal>, then: &HashMap<u32, ThreadTotal>, secon
     }
 }
 
-/// Finds the threads of VMs and of process trees.
+/// Samples the threads of VMs and of process trees.
 pub struct ThreadSampler(Inventory);
 
 impl ThreadSampler {
-    /// Opens it.
+    /// Creates a sampler.
     pub fn new() -> Outcome<Self> {
         Ok(Self(
             Inventory::new().map_err(|e| Failure::run(viola_cli::error::chain(&e)))?,
         ))
     }
 
-    /// Looks at the VMs with these main processes.
+    /// Samples the VMs with these main processes.
     pub fn vms(&mut self, pids: &[u32]) -> Outcome<CpuSample> {
         let threads = self.threads(pids)?;
         let groups = threads.iter().map(|vm| {
@@ -102,7 +102,7 @@ impl ThreadSampler {
         })
     }
 
-    /// The thread numbers of each VM, to tell whose a thread is.
+    /// Maps each thread id to the index of its VM.
     pub fn owners(&mut self, pids: &[u32]) -> Outcome<HashMap<i32, usize>> {
         let threads = self.threads(pids)?;
         let each = threads.iter().enumerate();
@@ -128,7 +128,7 @@ impl ThreadSampler {
     }
 }
 
-/// Looks at a process and all below it, as one group.
+/// Samples a process and all its descendants as one group.
 pub fn tree(pid: u32) -> CpuSample {
     let mut group = HashMap::new();
     let mut left = vec![pid];
@@ -144,7 +144,7 @@ pub fn tree(pid: u32) -> CpuSample {
     }
 }
 
-/// proc_pid_schedstat: time on a CPU, time waiting, times put on one.
+/// Reads /proc/PID/task/TID/schedstat: time on a CPU, time waiting, times scheduled.
 fn total(pid: u32, tid: u32) -> Option<ThreadTotal> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).ok()?;
     let mut numbers = text.split_ascii_whitespace().map(|n| n.parse().ok());

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A folder for as long as something is measured.
+//! A temporary folder.
 
 use std::fs;
 use std::path::PathBuf;
 
 use viola_cli::error::{Failure, Outcome};
 
-/// A folder, gone with this value.
+/// A folder that is removed on drop.
 pub struct Folder(pub PathBuf);
 
 impl Folder {
-    /// An empty one at this path.
+    /// Creates an empty folder at this path.
     pub fn new(path: PathBuf) -> Outcome<Self> {
         let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", path.display()));
         let _ = fs::remove_dir_all(&path);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The guests that are measured: a web server and its busy neighbours, all on one core.
+//! The measured guests: a web server and its busy neighbours, all on one core.
 
 use std::path::Path;
 
@@ -11,24 +11,24 @@ use viola_cli::error::{Failure, Outcome};
 
 /// Name of the latency-sensitive guest.
 pub const WEB: &str = "web";
-/// Name of the work that keeps a guest busy.
+/// Name of the workload that keeps a guest busy.
 pub const HOG: &str = "hog";
-/// Period of a neighbour that works less than all the time, ms.
+/// Period of a neighbour that works only part of the time, ms.
 pub const PERIOD: u32 = 20;
-/// The web server's own work: it yields to the servers, as work of low importance beside serving does, and
-/// it is done inside the guest's kernel. A User Mode Linux kernel that is told of a packet while a guest's
-/// *program* runs lets that run on until its next system call or tick, up to 10 ms, where hardware would
-/// interrupt it; that would hide what the host's scheduler does. Making random numbers, a MiB per call,
-/// burns the vCPU in one host thread, as a busy vCPU of KVM does, and is interrupted at once.
+/// The web server's own work. It runs at idle priority, so it yields to the servers as background work does. It runs
+/// inside the guest's kernel: when a packet arrives while a guest *program* runs, User Mode Linux lets the program
+/// continue until its next system call or tick, up to 10 ms, where hardware would interrupt it. That delay would hide
+/// what the host's scheduler does. Reading random numbers, 1 MiB per call, keeps one host thread busy as a busy KVM
+/// vCPU does, and a packet interrupts it at once.
 pub const OWN_WORK: &str = "set -e; c=/run/groups; \
     [ -d $c ] || { mkdir $c; mount -t cgroup2 none $c; echo +cpu >$c/cgroup.subtree_control; mkdir $c/own; }; \
     echo 1 >$c/own/cpu.idle; echo $$ >$c/own/cgroup.procs; \
     dd if=/dev/urandom of=/dev/null bs=1M 2>/dev/null >&2 & echo $!";
 
-/// Runs a script in a guest, for a minute at most.
+/// Runs a script in a guest, for at most one minute.
 ///
 /// # Errors
-/// It fails: with what it says.
+/// The script fails; the error quotes its output.
 pub fn shell(guest: &Guest, script: &str) -> Outcome<Output> {
     let output = guest.exec(&["sh", "-c", script]).map_err(lab_failure)?;
     match output.status {
@@ -48,7 +48,7 @@ pub fn names(count: usize) -> Vec<String> {
         .collect()
 }
 
-/// Their description. `lab/four.toml` is that of four on core 1, with the neighbours at work.
+/// Their lab description. `lab/four.toml` is the description of four guests on core 1 with busy neighbours.
 pub fn spec(lab: &str, count: usize, core: usize) -> Outcome<Spec> {
     let mut text = format!("[lab]\nname = \"{lab}\"\n");
     for name in names(count) {
@@ -69,7 +69,7 @@ pub fn boot(lab: &str, count: usize, core: usize) -> Outcome<Guests> {
     boot_of(&spec(lab, count, core)?, core)
 }
 
-/// Boots what may differ from [`spec`]'s guests in memory and the like.
+/// Boots guests that may differ from those of [`spec`], for example in memory.
 pub fn boot_of(spec: &Spec, core: usize) -> Outcome<Guests> {
     let paths = Paths::find().map_err(lab_failure)?;
     let lab = Lab::up(spec, &paths).map_err(lab_failure)?;
@@ -86,15 +86,15 @@ pub fn boot_of(spec: &Spec, core: usize) -> Outcome<Guests> {
     })
 }
 
-/// Running guests, and how busy each is kept.
+/// Running guests and their load.
 pub struct Guests {
-    /// Where they run.
+    /// Their lab.
     pub lab: Lab,
     /// Core that they share.
     pub core: usize,
-    /// Core that the load runs on.
+    /// Core of the load generator.
     pub load_core: usize,
-    /// Percent of the time that each of the others works; 0 for not at all.
+    /// Duty cycle of each neighbour in percent; 0 if idle.
     duties: Vec<u32>,
     /// Process in the web server that does its own work.
     own_work: Option<String>,
@@ -106,24 +106,23 @@ impl Guests {
         &self.lab.guests()[0]
     }
 
-    /// Their main processes.
+    /// Main processes of the guests.
     pub fn pids(&self) -> Vec<u32> {
         self.lab.guests().iter().map(Guest::pid).collect()
     }
 
-    /// Version of their kernel.
+    /// Version of the guest kernel.
     pub fn kernel(&self) -> Outcome<String> {
         let output = self.web().exec(&["uname", "-r"]).map_err(lab_failure)?;
         Ok(format!("User Mode Linux {}", output.stdout.trim()))
     }
 
-    /// Keeps the web server busy with work of its own or not, and the others busy for `duty` percent of
-    /// the time.
+    /// Makes the web server busy with its own work or not, and all others busy for `duty` percent of the time.
     pub fn keep_busy(&mut self, web: bool, duty: u32) -> Outcome {
         self.keep_last_busy(web, self.duties.len(), duty)
     }
 
-    /// As [`Guests::keep_busy`], but only the last so many are busy.
+    /// As [`Guests::keep_busy`], but only the last `count` guests are busy.
     pub fn keep_last_busy(&mut self, web: bool, last: usize, duty: u32) -> Outcome {
         let idle = self.duties.len().saturating_sub(last);
         match (web, self.own_work.take()) {
@@ -151,18 +150,17 @@ impl Guests {
         Ok(())
     }
 
-    /// Whether one of them always wants the core.
+    /// Whether at least one guest always wants the core.
     pub fn saturate(&self) -> bool {
         self.duties.contains(&100)
     }
 
-    /// Runs a line in the web server's shell; what it printed.
+    /// Runs a line in the web server's shell and returns its output.
     fn shell(&self, line: &str) -> Outcome<String> {
         Ok(shell(self.web(), line)?.stdout.trim().to_owned())
     }
 
-    /// What the others have done so far: units of work, and the guest's own time in seconds. `None` for
-    /// one that is not kept busy.
+    /// Work of the others so far: units of work, and the guest's own time in seconds. `None` for an idle guest.
     pub fn work(&self) -> Outcome<Vec<Option<(u64, f64)>>> {
         let guests = self.lab.guests()[1..].iter().zip(&self.duties);
         guests
@@ -176,13 +174,13 @@ impl Guests {
             .collect()
     }
 
-    /// Takes them down.
+    /// Shuts the guests down.
     pub fn down(self) -> Outcome {
         self.lab.down().map_err(lab_failure)
     }
 }
 
-/// The core that guests share and those that the load and everything else of ours runs on.
+/// The core that the guests share, and the core for the load and all other processes of the benchmark.
 pub fn split_cores(core: usize) -> Outcome {
     let mut others = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
     if !others.is_set(core) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where and when figures were taken.
+//! Description of the host and the revision that a result belongs to.
 
 use std::fs::read_to_string;
 use std::process::Command;
 
-/// Commit of the working folder, `-dirty` when something differs from it; `None` outside of a repository.
+/// Git commit of the working folder, with `-dirty` if it has uncommitted changes; `None` outside a repository.
 pub fn git() -> Option<String> {
     let output = Command::new("git")
         .args(["describe", "--always", "--dirty", "--abbrev=10"])

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the demo and the benchmarks share.
+//! Code that the demo and the benchmarks share.
 //!
 //! | module | does |
 //! |---|---|
-//! | `side`, `guests`, `spawn`, `program` | the sides of a comparison: guests, and the daemon that is measured |
+//! | `side`, `guests`, `spawn`, `program` | sides of a comparison: guests, and the measured daemon |
 //! | `cell` | one measurement of one side |
-//! | `row`, `result`, `progress` | figures with their goals, the file of results, the time left |
+//! | `row`, `result`, `progress` | figures with their goals, the result file, the remaining time |
 //! | `cpu`, `machine`, `trace` | CPU time, the host, context switches |
 //! | `tool`, `folder` | programs and folders of a run |
 

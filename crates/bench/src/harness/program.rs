@@ -5,27 +5,27 @@ use std::path::PathBuf;
 
 use viola_cli::error::{Failure, Outcome};
 
-/// Path of `viola` in the folder of this program.
+/// Path of `viola`, which must be in the folder of this program.
 ///
 /// # Errors
-/// [`Failure::Usage`] when it is not there.
+/// [`Failure::Usage`] if it is missing.
 pub fn viola() -> Outcome<PathBuf> {
     let this = std::env::current_exe()
-        .map_err(|e| Failure::run(format!("the path of this program: {e}")))?;
+        .map_err(|e| Failure::run(format!("cannot find the path of this program: {e}")))?;
     let viola = this.with_file_name("viola");
     match viola.is_file() {
         true => Ok(viola),
         false => Err(Failure::usage(format!(
-            "{} is missing, and it is what this program measures; build both: make build",
+            "{} is missing; the benchmarks measure it. Run make build",
             viola.display()
         ))),
     }
 }
 
-/// Path of this program, which is also what runs inside guests.
+/// Path of this program. It also runs inside guests.
 ///
 /// # Errors
-/// When the kernel does not tell it.
+/// The kernel does not report the path.
 pub fn lab() -> Outcome<PathBuf> {
-    std::env::current_exe().map_err(|e| Failure::run(format!("the path of this program: {e}")))
+    std::env::current_exe().map_err(|e| Failure::run(format!("cannot find the path of this program: {e}")))
 }

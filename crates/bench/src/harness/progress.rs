@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How far a long run is: a bar on a terminal, a line now and then elsewhere.
+//! Progress of a long run: a bar on a terminal, otherwise a line from time to time.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// Time between two lines where stderr is no terminal.
+/// Time between two lines if stderr is not a terminal.
 const PLAIN: Duration = Duration::from_secs(15);
 const BAR: usize = 28;
 
-/// A run of known length.
+/// A run with a planned length.
 pub struct Progress {
     total: Duration,
     planned: Duration,
@@ -18,7 +18,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A run whose steps take `total` together.
+    /// Creates a run whose steps take `total` together.
     pub fn new(total: Duration) -> Self {
         Self {
             total,
@@ -29,7 +29,7 @@ impl Progress {
         }
     }
 
-    /// Begins a step that was planned to take `length`.
+    /// Begins a step with the planned `length`.
     pub fn step(&mut self, what: &str, length: Duration) {
         let part = part(self.planned, self.total);
         self.planned += length;
@@ -51,14 +51,14 @@ impl Progress {
         }
     }
 
-    /// A line of its own; the bar comes back with the next step.
+    /// Prints a line of its own. The bar returns with the next step.
     pub fn say(&self, line: &str) {
         let clear = if self.terminal { "\r\x1b[2K" } else { "" };
         self.put(&format!("{clear}{line}\n"));
     }
 
     fn put(&self, text: &str) {
-        // Nobody to tell when stderr is gone.
+        // Ignore errors: stderr may be closed.
         let _ = std::io::stderr().lock().write_all(text.as_bytes());
     }
 }
@@ -75,7 +75,7 @@ fn part(done: Duration, total: Duration) -> f64 {
     (done.as_secs_f64() / total.as_secs_f64().max(1e-9)).clamp(0.0, 1.0)
 }
 
-/// By the plan at first, by the pace so far later on.
+/// Remaining time: by plan at first, later by the pace so far.
 fn left(part: f64, elapsed: Duration, total: Duration) -> Duration {
     let pace = if part > 0.05 {
         elapsed.div_f64(part)
@@ -90,7 +90,7 @@ fn bar(part: f64) -> String {
     format!("{}{}", "━".repeat(full), "─".repeat(BAR - full))
 }
 
-/// Minutes and seconds.
+/// Formats a duration as minutes and seconds.
 pub fn clock(time: Duration) -> String {
     let seconds = time.as_secs_f64().round() as u64;
     format!("{}:{:02}", seconds / 60, seconds % 60)

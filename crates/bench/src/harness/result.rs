@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A benchmark's result: a file that is committed, and the causes of missed goals.
+//! Result of a benchmark: a committed file, and the causes of missed goals.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,23 +14,23 @@ use viola_cli::error::{Failure, Outcome};
 /// A result file, `bench/results/NAME.json`.
 #[derive(Debug, Serialize)]
 pub struct Results {
-    /// Commit that was measured.
+    /// Git revision that was measured.
     pub git: Option<String>,
-    /// When, UTC.
+    /// Date and time, UTC.
     pub date: String,
-    /// On what.
+    /// Host machine and guests.
     pub machine: String,
-    /// How often each cell was measured.
+    /// Number of rounds.
     pub rounds: usize,
-    /// What spoilt the figures, if anything did.
+    /// Disturbance by other programs, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disturbed: Option<String>,
-    /// The figures.
+    /// Rows with the figures.
     pub rows: Vec<Row>,
 }
 
 impl Results {
-    /// Of this machine, now. `guests` says what the guests were.
+    /// Creates a result of this machine with the current date. `guests` describes the guests.
     pub fn new(rounds: usize, guests: &str, rows: Vec<Row>) -> Self {
         let machine = format!("{}; guests: {guests}", machine::machine());
         Self {
@@ -43,7 +43,7 @@ impl Results {
         }
     }
 
-    /// Puts the known causes beside missed goals; rows that have said theirs keep it.
+    /// Copies the known causes into rows that missed their goal. A row keeps a cause of its own.
     pub fn explain(&mut self, causes: &Causes) {
         for row in self.rows.iter_mut().filter(|r| r.met == Some(false)) {
             let known = causes.0.get(&row.name).cloned();
@@ -54,8 +54,8 @@ impl Results {
         }
     }
 
-    /// How many goals are reached, and why others are not: what is printed below the table. `causes` is where a cause
-    /// may be written down.
+    /// Summary for the terminal: goals reached, and the cause of each missed goal. `causes` names the file in which
+    /// causes are written down.
     pub fn verdict(&self, path: &Path, causes: &str) -> String {
         let judged = self.rows.iter().filter(|r| r.met.is_some()).count();
         let missed: Vec<_> = self.rows.iter().filter(|r| r.met == Some(false)).collect();
@@ -88,10 +88,10 @@ impl Results {
     }
 }
 
-/// The rows of a result file of `viola-lab bench NAME`.
+/// Reads the rows of a result file of `viola-lab bench NAME`.
 ///
 /// # Errors
-/// A sentence that names the file, when it is not one.
+/// The file is not such a result; the error names it.
 pub fn rows_of(file: &Path, name: &str) -> Outcome<Vec<Value>> {
     let failed = |e: &dyn std::fmt::Display| Failure::usage(format!("{}: {e}", file.display()));
     let text = std::fs::read_to_string(file).map_err(|e| failed(&e))?;
@@ -99,18 +99,18 @@ pub fn rows_of(file: &Path, name: &str) -> Outcome<Vec<Value>> {
     match result.get_mut("rows").map(Value::take) {
         Some(Value::Array(rows)) => Ok(rows),
         _ => Err(failed(&format!(
-            "there are no rows in it; is it a result of `viola-lab bench {name}`?"
+            "the file has no rows; is it a result of `viola-lab bench {name}`?"
         ))),
     }
 }
 
-/// Why goals are missed, by the name of the row: `bench/why-NAME.toml`.
+/// Causes of missed goals, by the name of the row, from `bench/why-NAME.toml`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(transparent)]
 pub struct Causes(BTreeMap<String, String>);
 
 impl Causes {
-    /// Reads the file; there need not be one.
+    /// Reads the file. A missing file gives no causes.
     pub fn read(path: &Path) -> Outcome<Self> {
         match std::fs::read_to_string(path) {
             Ok(text) => toml::from_str(&text)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A row of a benchmark's result: one figure, all sides, and whether its goal was reached.
+//! A row of a result: one figure on all sides, and whether it reached its goal.
 
 use std::fmt;
 
@@ -9,14 +9,14 @@ use serde::{Serialize, Serializer};
 use viola_report::stats::{Spread, figure, ratio};
 use viola_report::table::Table;
 
-/// What a row has to reach.
+/// Goal of a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Goal {
-    /// The ratio is at most this.
+    /// The ratio must not exceed this.
     AtMost(f64),
-    /// The ratio is at least this.
+    /// The ratio must reach this.
     AtLeast(f64),
-    /// The figure itself is at most this.
+    /// The figure itself must not exceed this.
     FigureAtMost(f64),
 }
 
@@ -30,7 +30,7 @@ impl fmt::Display for Goal {
     }
 }
 
-/// At most four decimals.
+/// Formats a number with at most four decimals.
 fn short(x: f64) -> String {
     let text = format!("{x:.4}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -39,23 +39,23 @@ fn short(x: f64) -> String {
 /// One figure of a benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// What was measured, and where.
+    /// What was measured, and on which guests.
     pub name: String,
     /// Unit of the sides' figures.
     pub unit: &'static str,
     /// Median and quartiles over the rounds, by side.
     #[serde(serialize_with = "as_map")]
     pub sides: Vec<(String, Spread)>,
-    /// Median of one side against that of another, as the name says.
+    /// Ratio of one side's median to another's; the row's name or the benchmark says which.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio: Option<f64>,
-    /// What is to be reached, on the ratio unless it says "figure".
+    /// Goal. It applies to the ratio unless it says "figure".
     #[serde(skip_serializing_if = "Option::is_none")]
     pub goal: Option<String>,
-    /// Whether it was.
+    /// Whether the goal was reached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub met: Option<bool>,
-    /// The cause, where it was not.
+    /// Cause of a missed goal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -69,7 +69,7 @@ fn as_map<S: Serializer>(sides: &[(String, Spread)], to: S) -> Result<S::Ok, S::
 }
 
 impl Row {
-    /// A row without sides.
+    /// Creates a row without sides.
     pub fn new(name: impl Into<String>, unit: &'static str) -> Self {
         Self {
             name: name.into(),
@@ -82,7 +82,7 @@ impl Row {
         }
     }
 
-    /// Adds a side with its figures of all rounds; without figures it is left out.
+    /// Adds a side with its figures of all rounds. Without figures the side is skipped.
     pub fn side(mut self, name: impl Into<String>, rounds: impl IntoIterator<Item = f64>) -> Self {
         if let Some(spread) = Spread::of(rounds) {
             self.sides.push((name.into(), spread));
@@ -106,7 +106,7 @@ impl Row {
         self
     }
 
-    /// Sets the goal; `side` is the one whose figure counts for [`Goal::FigureAtMost`].
+    /// Sets the goal. `side` names the side that [`Goal::FigureAtMost`] applies to.
     pub fn goal(mut self, goal: Goal, side: &str) -> Self {
         let met = match goal {
             Goal::AtMost(x) => self.ratio.map(|r| r <= x),
@@ -120,20 +120,20 @@ impl Row {
         self
     }
 
-    /// Leaves these sides only.
+    /// Keeps only these sides.
     pub fn only(mut self, sides: &[&str]) -> Self {
         self.sides
             .retain(|(name, _)| sides.contains(&name.as_str()));
         self
     }
 
-    /// Whether anything was measured.
+    /// Whether the row has any figure.
     pub fn is_measured(&self) -> bool {
         !self.sides.is_empty()
     }
 }
 
-/// All rows as one table: a column for each side that occurs.
+/// Table of all rows, with a column for each side.
 pub fn table(rows: &[Row]) -> Table {
     let mut sides: Vec<&str> = Vec::new();
     for (side, _) in rows.iter().flat_map(|r| &r.sides) {

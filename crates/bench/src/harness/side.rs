@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The sides that are compared. A side is brought about as an operator would: by starting `viola run` with a
-//! configuration, and ending it by SIGTERM.
+//! The compared sides. A side is set up as an operator would do it: by starting `viola run` with a configuration and
+//! ending it with SIGTERM.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -19,25 +19,25 @@ use viola_cli::client::Client;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 
-/// Nice value whose weight in the kernel's table (`sched_prio_to_weight`) is 3906 to 1024.
+/// Nice value with weight 3906 in the kernel's table (`sched_prio_to_weight`), about four times the default of 1024.
 const NICE_OF_WEIGHT_X4: i32 = -6;
-/// How long the daemon may take to schedule the guests, and to put everything back.
+/// Timeout for the daemon to schedule the guests, and to restore everything.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(15);
-/// Longest state that is waited out before its reason is reported.
+/// Timeout for a transient state of the daemon; after that its reason is reported.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Who decides when a guest runs.
+/// Scheduler of the guests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
-    /// The kernel alone.
+    /// Stock kernel.
     Stock,
-    /// The kernel alone, the latency-sensitive guest with four times the weight.
+    /// Stock kernel; the latency-sensitive guest has four times the weight.
     StockTimes4,
-    /// The papers' baseline: 30 ms slices and BOOST, as Xen's credit scheduler has them.
+    /// The papers' baseline: 30 ms slices and BOOST, as in Xen's credit scheduler.
     Credit,
     /// viola with this microslice, in microseconds.
     Viola(u32),
-    /// viola with the first vCPU of the guests that do I/O on this core, which is a turbo core within a budget.
+    /// viola with this turbo core, which runs the first vCPU of the guests that do I/O, within a budget.
     Turbo(usize),
 }
 
@@ -54,26 +54,26 @@ impl Side {
     }
 }
 
-/// A slice as tables have it.
+/// Formats a slice for tables.
 pub fn slice(us: u32) -> String {
     format!("{} ms", f64::from(us) / 1000.0)
 }
 
-/// What the configuration says about the guests, beside the side.
+/// Settings of the guests, the same on every side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guests {
-    /// Core that they share.
+    /// Core that the guests share.
     pub core: usize,
-    /// Latency-sensitive ones.
+    /// Indices of the latency-sensitive guests.
     pub ls: Vec<String>,
-    /// Weights other than the ordinary 256.
+    /// Weights that differ from the default of 256.
     pub weights: Vec<(String, u32)>,
     /// Caps, in percent of the core.
     pub caps: Vec<(String, u32)>,
 }
 
 impl Guests {
-    /// The first guest is latency-sensitive, and all have the same weight.
+    /// Equal weights; the first guest is latency-sensitive.
     pub fn equal(core: usize, first: &str) -> Self {
         Self {
             core,
@@ -83,7 +83,7 @@ impl Guests {
         }
     }
 
-    /// The daemon's configuration.
+    /// Configuration of the daemon.
     fn config(&self, side: Side, folder: &Path) -> String {
         let (mode, microslice) = match side {
             Side::Viola(us) => ("interleaved", format!("microslice = \"{us}us\"\n")),
@@ -128,7 +128,7 @@ impl Guests {
     }
 }
 
-/// A side that holds until it is stopped or dropped.
+/// An active side. It ends when it is stopped or dropped.
 pub struct Active {
     hold: ActiveSide,
     guests: Vec<u32>,
@@ -141,7 +141,7 @@ enum ActiveSide {
 }
 
 impl Active {
-    /// Brings a side about and waits until it holds for all guests of the lab.
+    /// Sets up a side and waits until it applies to all guests of the lab.
     pub fn start(side: Side, guests: &Guests, lab: &Lab) -> Outcome<Self> {
         let pids: Vec<u32> = lab.guests().iter().map(viola_lab::Guest::pid).collect();
         let hold = match side {
@@ -173,7 +173,7 @@ impl Active {
         }
     }
 
-    /// A look at daemon, watchdog and controller together.
+    /// Samples daemon, watchdog and controller as one group.
     pub fn look(&self) -> Option<CpuSample> {
         match &self.hold {
             ActiveSide::Daemon(daemon) => Some(cpu::tree(daemon.child.id())),
@@ -181,7 +181,7 @@ impl Active {
         }
     }
 
-    /// Puts everything back, and makes sure that it was.
+    /// Ends the daemon and checks that it restored everything.
     pub fn stop(mut self) -> Outcome {
         match std::mem::replace(&mut self.hold, ActiveSide::Nothing) {
             ActiveSide::Nothing => {}
@@ -190,7 +190,7 @@ impl Active {
         }
         match self.guests.iter().find_map(|pid| real_time_thread(*pid)) {
             Some(thread) => Err(Failure::run(format!(
-                "{thread} of a guest was left real-time by viola; nothing measured after it counts"
+                "viola left guest thread {thread} at real-time priority; later figures are not valid"
             ))),
             None => Ok(()),
         }
@@ -205,7 +205,7 @@ impl Drop for Active {
     }
 }
 
-/// A thread of a guest that is not in the kernel's fair class.
+/// Finds a guest thread outside the kernel's fair class.
 fn real_time_thread(pid: u32) -> Option<String> {
     let mut pids = vec![pid];
     pids.extend(proc::children(pid).unwrap_or_default());
@@ -214,9 +214,9 @@ fn real_time_thread(pid: u32) -> Option<String> {
             let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat"));
             let stat = stat.unwrap_or_default();
             let Some((name, rest)) = stat.rsplit_once(") ") else {
-                continue; // it has ended
+                continue; // the thread has ended
             };
-            // state is field 3, policy 41; 0 is SCHED_OTHER
+            // Field 3 is the state, field 41 the policy; 0 is SCHED_OTHER.
             let mut fields = rest.split(' ');
             let state = fields.next().unwrap_or_default();
             let policy = fields.nth(37).unwrap_or_default();
@@ -228,10 +228,10 @@ fn real_time_thread(pid: u32) -> Option<String> {
     None
 }
 
-/// Sets a guest's weight in the fair class: that of its autogroup, or of its threads where there are none.
+/// Sets a guest's weight in the fair class: on its autogroup, or on its threads without autogroups.
 fn weigh(pid: u32, nice: i32) -> Outcome {
     let failed = |e: &dyn std::fmt::Display| {
-        Failure::run(format!("setting the weight of process {pid}: {e}"))
+        Failure::run(format!("cannot set the weight of process {pid}: {e}"))
     };
     let autogroup =
         fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();
@@ -279,10 +279,10 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Waits until all guests are scheduled.
+    /// Waits until the daemon schedules all guests.
     fn wait(&mut self, core: usize, names: &[&str]) -> Outcome {
         let begun = Instant::now();
-        let mut last = String::from("it does not answer");
+        let mut last = String::from("the daemon does not answer");
         while begun.elapsed() < DAEMON_TIMEOUT {
             interrupt::check()?;
             if let Ok(Some(status)) = self.child.try_wait() {
@@ -350,7 +350,7 @@ impl Daemon {
         )))
     }
 
-    /// The end of its log.
+    /// Last lines of the daemon's log.
     fn last_words(&self) -> String {
         let log = fs::read_to_string(self.folder.0.join("log")).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
@@ -367,7 +367,7 @@ impl Drop for Daemon {
     }
 }
 
-/// A failure of the lab with the system's reason.
+/// Converts an error of the lab, with the system's reason.
 pub fn lab_failure(e: viola_lab::Error) -> Failure {
     Failure::run(viola_cli::error::chain(&e))
 }

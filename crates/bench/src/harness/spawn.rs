@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The daemon, and other programs, as children of a benchmark.
+//! Starts the daemon and other programs as children of a benchmark.
 
 use std::fs::File;
 use std::io;
@@ -10,8 +10,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::Signal;
 
-/// Starts the daemon with a configuration, in a network namespace if one is given; what it says goes to
-/// `log`.
+/// Starts the daemon with a configuration, in `netns` if given. Its output goes to `log`.
 pub fn daemon(config: &Path, log: &Path, netns: Option<BorrowedFd<'_>>) -> io::Result<Child> {
     let mut command = Command::new(
         crate::harness::program::viola().map_err(|e| io::Error::other(e.to_string()))?,
@@ -26,7 +25,8 @@ pub fn daemon(config: &Path, log: &Path, netns: Option<BorrowedFd<'_>>) -> io::R
     bound(&mut command, Signal::TERM, netns)
 }
 
-/// Starts a program in a network namespace if one is given; it gets the signal when the calling thread ends, however that comes.
+/// Starts a program, in `netns` if given. The kernel sends it the signal `end` when the calling thread ends for any
+/// reason.
 ///
 /// # Errors
 /// As [`Command::spawn`].
@@ -35,10 +35,10 @@ pub fn bound(
     end: Signal,
     netns: Option<BorrowedFd<'_>>,
 ) -> io::Result<Child> {
-    // Ctrl-C is for us
+    // Ctrl-C must reach only this process.
     command.process_group(0);
     let netns = netns.map(|fd| fd.as_raw_fd());
-    // SAFETY: between fork and exec only system calls are made, and the descriptor is open until `spawn` returns.
+    // SAFETY: the closure makes only system calls between fork and exec, and the descriptor is open until `spawn` returns.
     unsafe {
         command.pre_exec(move || {
             if let Some(fd) = netns

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Programs of this machine that a benchmark runs.
+//! Runs host programs for a benchmark.
 
 use std::path::Path;
 use std::process::{Command, Output};
 
 use viola_cli::error::{Failure, Outcome};
 
-/// Runs it to its end, in the calling thread's network namespace.
+/// Runs a program to its end, in the network namespace of the calling thread.
 ///
 /// # Errors
-/// It is not there, or fails: with what it says.
+/// The program is missing or fails; the error quotes its stderr.
 pub fn output(command: &mut Command) -> Outcome<Output> {
     let program = Path::new(command.get_program());
     let name = program.file_name().unwrap_or_default();
     let name = name.to_string_lossy().into_owned();
     let output = command.output().map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => {
-            Failure::run(format!("there is no {name}: run scripts/setup.sh --bench"))
+            Failure::run(format!("cannot find {name}; run scripts/setup.sh --bench"))
         }
         _ => Failure::run(format!("{name}: {e}")),
     })?;
@@ -29,20 +29,21 @@ pub fn output(command: &mut Command) -> Outcome<Output> {
     }
 }
 
-/// The first line of what a program said, without spaces around it.
+/// First line of a program's output, trimmed.
 pub fn first_line(text: &str) -> String {
     let first = text.trim().lines().next().unwrap_or_default();
     first.trim().to_owned()
 }
 
-/// A program of the lab's image (its path below `/usr`), run on this machine with the image's loader and libraries.
+/// Command for a program of the lab's image (path below `/usr`) that runs on the host with the image's loader and
+/// libraries.
 pub fn of_image(image: &Path, program: &str) -> Command {
     let root = image.join("root/usr");
     beside_image(image, &root, "lib/x86_64-linux-gnu", program)
 }
 
-/// A program of a folder beside the image that has its own libraries, with the image's loader and C library; both paths are below
-/// the folder.
+/// Command for a program in a folder beside the image with its own libraries, the image's loader and the image's C
+/// library. Both paths are relative to the folder.
 pub fn beside_image(image: &Path, folder: &Path, libraries: &str, program: &str) -> Command {
     let of_image = image.join("root/usr/lib/x86_64-linux-gnu");
     let own = folder.join(libraries);

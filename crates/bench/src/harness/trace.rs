@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who had a core, switch by switch: the kernel's own context switch records (perf_event_open(2),
-//! PERF_RECORD_SWITCH_CPU_WIDE), without tracefs and without BPF.
+//! Context switches of a core, from the kernel's records (perf_event_open(2), PERF_RECORD_SWITCH_CPU_WIDE). Needs
+//! neither tracefs nor BPF.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,10 +12,10 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use viola_report::timeline::Stretch;
 
-/// Data pages of the ring: 1 MiB holds more than a second of 10,000 switches per second.
+/// Data pages of the ring: 1 MiB holds more than one second at 10,000 switches per second.
 const PAGES: usize = 256;
 
-// of linux/perf_event.h
+// From linux/perf_event.h.
 const TYPE_SOFTWARE: u32 = 1;
 const CONFIG_DUMMY: u64 = 9;
 const SAMPLE_TID: u64 = 1 << 1;
@@ -31,7 +31,7 @@ const MISC_SWITCH_OUT: u16 = 1 << 13;
 const HEAD: usize = 1024;
 const TAIL: usize = 1032;
 
-/// `struct perf_event_attr`, as of its first version with `clockid`.
+/// `struct perf_event_attr`, up to its first version with `clockid`.
 #[repr(C)]
 #[derive(Default)]
 struct Attr {
@@ -53,14 +53,14 @@ struct Attr {
     sample_regs_intr: u64,
 }
 
-/// The core went from one thread to another; thread 0 is idle.
+/// A context switch of the core; thread 0 is idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Switch {
     /// CLOCK_MONOTONIC, ns.
     pub at: u64,
-    /// Thread that had the core.
+    /// Thread that left the core.
     pub from: i32,
-    /// Thread that has it now.
+    /// Thread that runs next.
     pub to: i32,
 }
 
@@ -70,17 +70,17 @@ pub struct CoreTrace {
     bytes: usize,
     page_bytes: usize,
     _event: OwnedFd,
-    /// What was read, in the order of time.
+    /// Switches read so far, in order of time.
     pub switches: Vec<Switch>,
     /// Records that the kernel dropped because the ring was full.
     pub lost: u64,
 }
 
 impl CoreTrace {
-    /// Begins to record the switches of a core. Call [`CoreTrace::read`] at least each second.
+    /// Starts recording the switches of a core. Call [`CoreTrace::read`] at least once a second.
     ///
     /// # Errors
-    /// The kernel's, for want of CAP_PERFMON or of perf events in the kernel.
+    /// Errors of perf_event_open(2), for example without CAP_PERFMON or without perf events in the kernel.
     pub fn start(cpu: usize) -> io::Result<Self> {
         let attr = Attr {
             kind: TYPE_SOFTWARE,
@@ -91,7 +91,7 @@ impl CoreTrace {
             clockid: libc::CLOCK_MONOTONIC,
             ..Attr::default()
         };
-        // SAFETY: the attributes outlive the call and their size is told; all other arguments are numbers.
+        // SAFETY: `attr` outlives the call and carries its size; all other arguments are numbers.
         let event = unsafe {
             libc::syscall(
                 libc::SYS_perf_event_open,
@@ -105,11 +105,11 @@ impl CoreTrace {
         if event < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a descriptor that the kernel has just made for us.
+        // SAFETY: the kernel has just created this descriptor and no other value owns it.
         let event = unsafe { OwnedFd::from_raw_fd(event as i32) };
         let page_bytes = rustix::param::page_size();
         let bytes = page_bytes * (1 + PAGES);
-        // SAFETY: a fresh mapping at an address of the kernel's choice, unmapped in drop.
+        // SAFETY: a new mapping at an address that the kernel chooses; `drop` unmaps it.
         let page = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -131,7 +131,7 @@ impl CoreTrace {
         })
     }
 
-    /// Takes what has been recorded since the last call.
+    /// Reads the records since the last call.
     pub fn read(&mut self) {
         let head = self.position(HEAD).load(Ordering::Acquire);
         let mut tail = self.position(TAIL).load(Ordering::Relaxed);
@@ -140,7 +140,7 @@ impl CoreTrace {
             let header = self.bytes_at(tail, 8, &mut record);
             let (kind, misc, size) = header_of(header);
             if size < 8 {
-                break; // cannot be; without a size there is no next record
+                break; // an invalid size: the next record cannot be found
             }
             match parse(kind, misc, self.bytes_at(tail, size, &mut record)) {
                 Some(Record::Switch(switch)) => self.switches.push(switch),
@@ -153,18 +153,18 @@ impl CoreTrace {
     }
 
     fn position(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: the first page is mapped as long as self lives; both positions are aligned words in it
-        // that the kernel and we share.
+        // SAFETY: the first page stays mapped as long as self lives; both positions are aligned words in it that the
+        // kernel and this process share.
         unsafe { &*self.page.as_ptr().add(offset).cast::<AtomicU64>() }
     }
 
-    /// Copies `count` bytes from a position of the ring, which may wrap.
+    /// Copies `count` bytes from a position of the ring; the range may wrap.
     fn bytes_at<'a>(&self, at: u64, count: usize, copy: &'a mut Vec<u8>) -> &'a [u8] {
         let ring = PAGES * self.page_bytes;
         copy.clear();
         for i in 0..count {
             let offset = self.page_bytes + (at as usize + i) % ring;
-            // SAFETY: offset is inside the mapping's data pages; the kernel does not write between tail and head.
+            // SAFETY: the offset lies inside the mapping's data pages; the kernel does not write between tail and head.
             copy.push(unsafe { self.page.as_ptr().add(offset).read_volatile() });
         }
         copy
@@ -173,7 +173,7 @@ impl CoreTrace {
 
 impl Drop for CoreTrace {
     fn drop(&mut self) {
-        // SAFETY: the mapping of start, which nothing points into any more.
+        // SAFETY: the mapping comes from `start`, and no reference into it is left.
         let _ = unsafe { munmap(self.page.as_ptr().cast(), self.bytes) };
     }
 }
@@ -206,7 +206,7 @@ fn long(bytes: &[u8], at: usize) -> u64 {
         .map_or(0, u64::from_ne_bytes)
 }
 
-/// A record: header (8 bytes), next or previous pid and tid, then pid, tid and time of the sample.
+/// Parses a record: header (8 bytes), next or previous pid and tid, then pid, tid and time of the sample.
 fn parse(kind: u32, misc: u16, record: &[u8]) -> Option<Record> {
     match kind {
         RECORD_LOST => Some(Record::Lost(long(record, 16))),
@@ -219,8 +219,8 @@ fn parse(kind: u32, misc: u16, record: &[u8]) -> Option<Record> {
     }
 }
 
-/// The stretches of time in which each VM had the core, from the first switch on. `owner` has the VM of
-/// each thread; threads of no VM are VM number `vms`, and idle time is left out.
+/// Stretches of time in which each VM had the core, from the first switch on. `owner` maps threads to VMs. Threads of
+/// no VM count as VM number `vms`; idle time is left out.
 pub fn stretches(switches: &[Switch], owner: &HashMap<i32, usize>, vms: usize) -> Vec<Stretch> {
     let Some(first) = switches.first() else {
         return Vec::new();
@@ -235,7 +235,7 @@ pub fn stretches(switches: &[Switch], owner: &HashMap<i32, usize>, vms: usize) -
         let from_ms = (pair[0].at - first.at) as f64 / 1e6;
         let ms = pair[1].at.saturating_sub(pair[0].at) as f64 / 1e6;
         match stretches.last_mut() {
-            // one VM's threads hand its vCPU to each other
+            // Threads of one VM hand its vCPU to each other.
             Some(last) if last.vm == vm && from_ms - (last.from_ms + last.ms) < 1e-3 => {
                 last.ms += ms
             }
@@ -316,7 +316,7 @@ mod tests {
             .unwrap_or(0);
         let Ok(mut trace) = CoreTrace::start(cpu) else {
             return;
-        }; // not allowed here
+        }; // perf events are not allowed here
         let me = rustix::thread::gettid().as_raw_nonzero().get();
         let mut here = rustix::thread::CpuSet::new();
         here.set(cpu);

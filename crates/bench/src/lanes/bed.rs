@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The emulated host: a QEMU guest whose igb has seven VFs, ten network namespaces as guests, each with a bond, and
-//! `viola run`. Its time is counted in instructions, so nothing else on this machine is measured; what is waited for in it
-//! is waited for by its own clock, in scripts that run there.
+//! The emulated host: a QEMU guest whose igb has seven VFs, with ten network namespaces as guests, each with a bond,
+//! and `viola run`. Its clock counts instructions, so other load on this machine does not matter. Scripts that run
+//! inside wait by that clock.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,62 +14,63 @@ use super::{ORACLE, POLICY, TURNS};
 use crate::harness::folder::Folder;
 use viola_cli::error::{Failure, Outcome};
 
-/// Guests.
+/// Number of guests.
 const GUESTS: u32 = 10;
-/// VFs of the NIC.
+/// Number of VFs of the NIC.
 const VFS: u32 = 7;
-/// How the guests' addresses begin; their number is the rest.
+/// Prefix of the guests' MAC addresses; the guest's number follows.
 const MACS: &str = "52:54:00:00:20";
 /// Nanoseconds per instruction, as a power of two.
 pub const SHIFT: u32 = 2;
-/// Longest that a script may take, however busy this machine is.
+/// Timeout for a script, including a busy machine.
 const SCRIPT_TIMEOUT: Duration = Duration::from_secs(1200);
-/// Who sends much in each phase; as in fig. 14 some go on and some change places.
+/// Guests with a high rate, by phase. As in fig. 14, some keep it and some change.
 const HEAVY: [[u32; 7]; 3] = [
     [1, 2, 3, 4, 5, 6, 7],
     [2, 3, 5, 6, 7, 8, 9],
     [1, 3, 4, 6, 8, 9, 10],
 ];
-/// Packets a second of a guest that sends much, and of one that does not; half as many pieces of its stream.
+/// Packets per second of a guest with a high rate and of any other guest. Its stream sends half as many pieces per
+/// second.
 const RATES: (u32, u32) = (20, 1);
-/// KiB of a piece.
+/// KiB per piece.
 const KIB: u32 = 8;
-/// What the bridge's way out carries, kbit/s: an eighth of what is sent, so that one VF that is with the wrong guest shows.
+/// Rate of the bridge's uplink, kbit/s: one eighth of the offered load, so that even one misplaced VF shows.
 const UPLINK_KBIT: u32 = 600;
-/// How long before a change of the load the oracle begins, s.
+/// Lead of the oracle before a change of the load, s.
 const LEAD: u32 = 1;
 
-/// What is asked for where a script failed: viola's last words, what its threads wait for, and the kernel's last words with all
-/// tasks that are blocked.
+/// Diagnostics after a failed script: the end of viola's log, the wait channels of its threads, and the end of the
+/// kernel log with all blocked tasks.
 const DIAGNOSTICS: &str = "tail -n 20 /tmp/viola.log; for t in /proc/$(pidof viola)/task/*; do cat $t/comm $t/wchan; echo; done
     echo w >/proc/sysrq-trigger; dmesg | tail -n 60";
 
-/// The PF and two ordinary NICs at one hub: one for the world outside, one as the bridge's way there.
+/// The PF and two ordinary NICs on one hub: one for the outside network, one as the bridge's uplink.
 const NICS: &str = "-netdev hubport,id=h0,hubid=0 -netdev hubport,id=h1,hubid=0 -netdev hubport,id=h2,hubid=0 \
     -device pcie-root-port,id=rp9,chassis=9,slot=9 -device igb,bus=rp9,netdev=h0,mac=52:54:00:00:00:01 \
     -device virtio-net-pci,netdev=h1,mac=52:54:00:00:00:02 -device virtio-net-pci,netdev=h2,mac=52:54:00:00:00:03";
 
-/// One run of a load.
+/// Result of one run of a load.
 #[derive(Debug, Clone, Default)]
 pub struct Reading {
-    /// Bytes that came to the peer, of what was to be sent.
+    /// Bytes received by the peer, and bytes offered.
     pub served: f64,
     pub offered: f64,
-    /// Answers: mean of the guests' medians, worst of their 99th percentiles.
+    /// Reply times, ms: mean of the guests' medians, and the worst 99th percentile of a guest.
     pub p50_ms: f64,
     pub p99_ms: f64,
-    /// UDP packets without an answer.
+    /// UDP packets without a reply.
     pub lost: f64,
-    /// Longest time without an answer.
+    /// Longest time without a reply, ms.
     pub gap_ms: f64,
-    /// Longest time that a piece of a stream took.
+    /// Longest time to send one piece of a stream, ms.
     pub stall_ms: f64,
-    /// VFs given and taken, and the time that took together.
+    /// VFs moved, and the total time of these switches, ms.
     pub switches: f64,
     pub switching_ms: f64,
 }
 
-/// The host.
+/// The emulated host.
 pub struct TestBed {
     machine: QemuVm,
     _folder: Folder,
@@ -80,7 +81,7 @@ fn failed(e: viola_lab::Error) -> Failure {
 }
 
 impl TestBed {
-    /// Boots it and starts viola there.
+    /// Boots the host and starts viola in it.
     pub fn boot(core: usize) -> Outcome<Self> {
         let at = std::env::temp_dir().join(format!("viola-lanes-{}", std::process::id()));
         let folder = Folder::new(at)?;
@@ -98,7 +99,7 @@ impl TestBed {
             machine,
             _folder: folder,
         };
-        // with the libraries of the image, as its `ip`: those of this machine may be older
+        // Use the image's libraries, as for its `ip`; those of this machine may be older.
         bed.sh("tar -x -f /dev/vda -C /")?;
         let guests = include_str!("guests.sh");
         bed.sh(&format!("G={GUESTS}\n{guests}"))?;
@@ -113,7 +114,7 @@ impl TestBed {
         Ok(bed)
     }
 
-    /// A script that has to succeed, in which `viola` is the program and `ip` is not the shell's own.
+    /// Runs a script that must succeed. `viola` is the program and `ip` is not the shell's builtin.
     fn sh(&self, script: &str) -> Outcome<String> {
         let script = format!(
             "set -e; export PATH=/usr/sbin:/usr/bin; viola() {{ /viola/bin/viola \"$@\"; }}; ip() {{ /usr/bin/ip \"$@\"; }}
@@ -126,7 +127,7 @@ impl TestBed {
         let log = self.machine.exec(DIAGNOSTICS, SCRIPT_TIMEOUT);
         let log = log.map(|o| o.stdout).unwrap_or_default();
         let how = match output.timed_out {
-            true => "a script took too long",
+            true => "a script timed out",
             false => "a script failed",
         };
         Err(Failure::run(format!(
@@ -135,7 +136,7 @@ impl TestBed {
         )))
     }
 
-    /// Its kernel.
+    /// Version of its kernel.
     pub fn kernel(&self) -> Outcome<String> {
         Ok(self.sh("uname -r")?.trim().to_owned())
     }
@@ -145,7 +146,7 @@ impl TestBed {
         serde_json::from_str(&text).map_err(|e| Failure::run(format!("viola lanes: {e}: {text}")))
     }
 
-    /// The load that shifts, under one of the policies.
+    /// Runs the shifting load under one policy.
     pub fn shift(&self, side: &str, phase: u32) -> Outcome<Reading> {
         let guest = |i: u32| {
             let rate = |heavy: &[u32; 7]| match heavy.contains(&i) {
@@ -155,7 +156,7 @@ impl TestBed {
             json!({"netns": format!("n{i}"), "rates": HEAVY.each_ref().map(rate), "kib": KIB})
         };
         let guests: Vec<Value> = (1..=GUESTS).map(guest).collect();
-        // all begin with the VFs where the first phase wants them
+        // Every policy starts with the VFs where the first phase needs them.
         let begin = given(&set(&HEAVY[0]));
         let steer = match side {
             TURNS => turns(3 * phase),
@@ -188,8 +189,8 @@ impl TestBed {
         Ok(reading)
     }
 
-    /// Two guests with packets every millisecond, between which one VF goes to and fro so many times. The bridge's way out
-    /// carries all that they send: what is lost is lost by the switches.
+    /// Moves one VF between two guests with a packet every millisecond. The bridge's uplink carries all their packets,
+    /// so only the switches lose any.
     pub fn swap(&self, turns: u32) -> Outcome<Reading> {
         let guests = ["n1", "n2"]
             .map(|netns| json!({"netns": netns, "rates": [1000], "kib": 1, "pieces": 50}));
@@ -207,11 +208,11 @@ impl TestBed {
             steer.push_str(&moved(from, to));
             steer.push_str("sleep 2\n");
         }
-        // the commands themselves take a part of a second each
+        // The commands themselves take a part of a second each.
         self.load(&guests, 2 + 3 * turns.max(2), &steer)
     }
 
-    /// Runs traffic and, beside it, a script.
+    /// Runs traffic and, in parallel, a script.
     fn load(&self, guests: &[Value], phase: u32, steer: &str) -> Outcome<Reading> {
         let spec = json!({
             "server": "peer", "address": "10.9.0.1", "phase_ms": u64::from(phase) * 1000, "guests": guests,
@@ -225,11 +226,11 @@ impl TestBed {
         let seen: Vec<Value> = serde_json::from_str(said.trim())
             .map_err(|e| Failure::run(format!("the emulated host's traffic: {e}: {said}")))?;
         if let Some(broken) = seen.iter().find(|s| s["stream_whole"] != true) {
-            return Err(Failure::run(format!("a stream broke: {broken}")));
+            return Err(Failure::run(format!("a stream failed: {broken}")));
         }
         if (after.failed, after.kept) != (before.failed, before.kept) {
             let log = self.sh("tail -n 30 /tmp/viola.log")?;
-            return Err(Failure::run(format!("a VF did not change hands: {log}")));
+            return Err(Failure::run(format!("a VF was not moved: {log}")));
         }
         let all = |key: &str| -> Vec<f64> { seen.iter().filter_map(|s| s[key].as_f64()).collect() };
         let sum = |key: &str| all(key).iter().sum::<f64>();
@@ -256,13 +257,13 @@ fn all() -> BTreeSet<u32> {
     (1..=GUESTS).collect()
 }
 
-/// What is said about guests.
+/// Commands that set the lane policy of guests.
 fn said(guests: &BTreeSet<u32>, lane: &str) -> String {
     let line = |n: &u32| format!("viola set n{n} --lane {lane} >/dev/null\n");
     guests.iter().map(line).collect()
 }
 
-/// VFs go from some guests to others; who is in both keeps his.
+/// Commands that move VFs from some guests to others; a guest in both lists keeps its VF.
 fn moved(from: &BTreeSet<u32>, to: &BTreeSet<u32>) -> String {
     let (out, new) = (
         from - to,
@@ -275,8 +276,8 @@ fn moved(from: &BTreeSet<u32>, to: &BTreeSet<u32>) -> String {
     format!("{}{}", said(&out, "never"), said(&new, "pin"))
 }
 
-/// Gives the VFs to these guests, and waits until they have them and no others: the NIC has their addresses. How many there
-/// are does not tell, as it is right for a moment while others still give theirs back.
+/// Commands that give the VFs to these guests and wait until exactly these guests have them, by the MAC addresses on
+/// the NIC. Their number alone is not enough: it can be right while other guests still return theirs.
 fn given(guests: &BTreeSet<u32>) -> String {
     let moves = moved(&all(), guests);
     let wanted: String = guests.iter().map(|n| format!("{n:02x} ")).collect();
@@ -287,7 +288,7 @@ fn given(guests: &BTreeSet<u32>) -> String {
     )
 }
 
-/// Every five seconds the next ones have the VFs.
+/// Commands that rotate the VFs every five seconds.
 fn turns(seconds: u32) -> String {
     let mut script = String::new();
     let mut now = set(&HEAVY[0]);

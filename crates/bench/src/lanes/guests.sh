@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Makes the bridge, the world outside and $G guests in the host of lanes: network namespaces, each with a bond.
-# eth0 is the PF, eth1 goes to the world outside, eth2 is the bridge's way there.
+# Creates the bridge, the outside network and $G guests in the emulated host: network namespaces, each with a bond.
+# eth0 is the PF, eth1 connects the outside network, eth2 is the bridge's uplink.
 set -e
 for m in igb virtio_net igbvf bonding veth bridge; do modprobe $m; done
 sleep 1

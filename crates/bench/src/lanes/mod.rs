@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola-lab bench lanes`: what is served, and how fast, when the VFs of a NIC are given out once and for all, in turns, by
-//! viola, and by one who knows what comes; and what one switch costs.
+//! `viola-lab bench lanes`: compares throughput and latency when the VFs of a NIC are assigned statically, in rotation,
+//! by viola, and by an oracle that knows the load in advance. It also measures the cost of one switch.
 //!
 //! | module | does |
 //! |---|---|
-//! | `bed` | an emulated host with a real driver of an SR-IOV NIC, and guests that are namespaces |
+//! | `bed` | an emulated host with a real SR-IOV driver; network namespaces are its guests |
 //! | `simulated` | 16 and 63 VMs in the simulator |
-//! | `traffic` | packets and streams of guests, in the emulated host |
+//! | `traffic` | packets and streams of the guests in the emulated host |
 
 mod bed;
 mod simulated;
@@ -32,16 +32,17 @@ const TURNS: &str = "round robin";
 const POLICY: &str = "viola";
 const ORACLE: &str = "oracle";
 const SIDES: [&str; 4] = [STATIC, TURNS, POLICY, ORACLE];
-/// Sides of the cell in which a VF goes to and fro.
+/// Sides of the cell that moves one VF back and forth.
 const SWITCHES: &str = "switches";
 const QUIET: &str = "none";
 /// Names of the emulated host's cells.
 const SHIFT: &str = "emulated, 10 guests, 7 VFs";
 const SWAP: &str = "a switch";
-/// Longest gap of a 1 ms stream, ms, and most packets lost of a stream with one each 50 ms: one in a gap that long.
+/// Bounds: longest gap of a 1 ms stream, ms, and packets lost of a stream with one packet every 50 ms (one in a gap of
+/// that length).
 const GAP: f64 = 100.0;
 
-/// Runs it, prints the table and writes the result.
+/// Runs the benchmark, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
     let rounds = options.rounds();
     let wanted = |cell: &str| {
@@ -57,7 +58,7 @@ pub fn run(options: &Options) -> Outcome {
     let in_bed = wanted(SHIFT) || wanted(SWAP);
     if simulated.is_empty() && !in_bed {
         return Err(Failure::usage(
-            "no cell has that in its name; try simulated, emulated or a switch",
+            "no cell name contains the pattern of --only; try simulated, emulated or a switch",
         ));
     }
     let (phase, turns) = if options.quick { (6, 4) } else { (12, 20) };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The simulator's part: 16 and 63 VMs with 8 VFs, on one load each round.
+//! The simulated cells: 16 and 63 VMs with 8 VFs, with another load each round.
 
 use viola_policy::slices::MS;
 use viola_sim::lanes::compare::{Load, LoadOutcome};
@@ -8,12 +8,12 @@ use viola_sim::lanes::{LaneSetup, VfAssignment};
 use super::{ORACLE, POLICY, SIDES, STATIC, TURNS};
 use crate::harness::row::{Goal, Row};
 
-/// VFs.
+/// Number of VFs.
 const VFS: u32 = 8;
-/// Time between two turns, ns.
+/// Interval between two rotations, ns.
 const ROTATION_INTERVAL: u64 = 5_000 * MS;
 
-/// VMs, and how many of them receive much.
+/// Number of VMs, and how many of them have a high rate.
 pub const CELLS: [(&str, u32, u32); 2] = [
     ("simulated, 16 VMs, 8 VFs", 16, 9),
     ("simulated, 63 VMs, 8 VFs", 63, 12),
@@ -28,7 +28,7 @@ fn assignment(side: &str) -> VfAssignment {
     }
 }
 
-/// One cell with one side; rounds are loads of their own.
+/// Runs one cell on one side. The round number seeds the load.
 pub fn run(vms: u32, heavy: u32, side: &str, round: usize, quick: bool) -> LoadOutcome {
     let load = Load {
         vms,

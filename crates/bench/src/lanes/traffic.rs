@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Traffic of guests that are network namespaces, to a server in another one: what the test bed and the benchmark of
-//! lanes run in a guest that has an SR-IOV NIC. As `viola-lab internal traffic JSON`, see [`Spec`]; prints [`TrafficReport`] of each.
-//! `viola-lab internal traffic serve` is the server, for ever.
+//! Traffic of guests that are network namespaces, to a server in another namespace. The test bed and the benchmark of
+//! lanes run it in a guest with an SR-IOV NIC as `viola-lab internal traffic JSON` (see [`Spec`]); it prints a
+//! [`TrafficReport`] per guest. `viola-lab internal traffic serve` runs the server until it is killed.
 //!
-//! Each guest has a TCP stream of bytes that follow from its number, which the server checks one by one, and sends UDP
-//! packets with numbers, which the server sends back.
+//! Each guest sends a TCP stream whose bytes follow from its number; the server checks every byte. It also sends
+//! numbered UDP packets, which the server returns.
 
 use std::error::Error;
 use std::fs::File;
@@ -25,27 +25,28 @@ type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 
 const TCP: u16 = 7000;
 const UDP: u16 = 7001;
-/// Bytes of a stream that are checked at a time; what is written is a multiple of it.
+/// Bytes that are checked at a time; every write is a multiple of it.
 const CHUNK_BYTES: usize = 1024;
-/// Gaps that are listed, ms.
+/// Minimum length of a gap in the report, ms.
 const LONG_GAP: f64 = 50.0;
-/// Longest time between two looks whether another phase has begun.
+/// Maximum interval between two checks for a new phase.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// How long answers are waited for at the end.
+/// Time to wait for replies at the end.
 const LAST: Duration = Duration::from_secs(3);
 
-/// What is sent.
+/// Specification of the traffic.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Spec {
-    /// Namespace of the server, under /run/netns; without one it runs elsewhere: `viola-lab internal traffic serve`.
+    /// Namespace of the server, under /run/netns. Without it the server runs elsewhere: `viola-lab internal traffic
+    /// serve`.
     #[serde(default)]
     server: Option<String>,
-    /// Its address.
+    /// Address of the server.
     address: Ipv4Addr,
     /// Length of a phase.
     phase_ms: u64,
-    /// It is over before that when this file is there.
+    /// The traffic ends early when this file exists.
     #[serde(default)]
     until: Option<PathBuf>,
     guests: Vec<GuestSpec>,
@@ -54,14 +55,14 @@ struct Spec {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GuestSpec {
-    /// Its namespace.
+    /// Namespace of the guest.
     netns: String,
-    /// UDP packets a second in each phase; half as many pieces of its stream.
+    /// UDP packets per second in each phase; the stream sends half as many pieces per second.
     rates: Vec<u32>,
-    /// KiB of such a piece.
+    /// KiB per piece.
     #[serde(default = "one_kib")]
     kib: u32,
-    /// Pieces a second in all phases, instead.
+    /// Pieces per second in all phases; overrides the rate derived from `rates`.
     #[serde(default)]
     pieces: Option<u32>,
 }
@@ -70,31 +71,31 @@ fn one_kib() -> u32 {
     1
 }
 
-/// What a guest saw.
+/// Report of a guest.
 #[derive(Debug, Default, Serialize)]
 struct TrafficReport {
     netns: String,
-    /// Bytes of its stream that the server had, all of them as they were sent.
+    /// Bytes of its stream that the server received, all correct.
     stream_bytes: u64,
-    /// Whether the server had all of them, and no other.
+    /// Whether the server received all bytes and no others.
     stream_whole: bool,
-    /// Longest time that one piece took to be taken.
+    /// Longest time that the socket took to accept one piece.
     worst_stall_ms: f64,
-    /// UDP packets.
+    /// UDP packets sent and lost.
     sent: u64,
     lost: u64,
-    /// Lost ones in a row: when (ms after the start), how many.
+    /// Consecutive lost packets: time (ms after the start) and number.
     holes: Vec<(u64, u64)>,
-    /// Longest time between two answers beyond the time between their packets.
+    /// Longest time between two replies beyond the time between their packets.
     longest_gap_ms: f64,
-    /// All such times over 50 ms: when (ms after the start), how long.
+    /// All such times over 50 ms: time (ms after the start) and length.
     gaps: Vec<(u64, f64)>,
-    /// Time to and fro, median and 99th percentile.
+    /// Round trip, median and 99th percentile.
     p50_ms: Option<f64>,
     p99_ms: Option<f64>,
 }
 
-/// Runs it.
+/// Runs the traffic, or the server.
 pub fn traffic(json: &str) -> viola_cli::error::Outcome {
     run(json).map_err(|e| viola_cli::error::Failure::run(e.to_string()))
 }
@@ -143,7 +144,7 @@ fn run(json: &str) -> Outcome {
     Ok(())
 }
 
-/// Checks so many streams.
+/// Checks this many streams.
 fn serve(listener: &TcpListener, count: usize) -> Outcome {
     let mut checks = Vec::new();
     for _ in 0..count {
@@ -151,7 +152,7 @@ fn serve(listener: &TcpListener, count: usize) -> Outcome {
         checks.push(std::thread::spawn(move || check(stream)));
     }
     for check in checks {
-        // what went wrong is what its other end tells
+        // The sending end reports the error.
         let _ = check.join();
     }
     Ok(())
@@ -163,7 +164,7 @@ fn in_netns<T: Send>(name: &str, work: impl FnOnce() -> Outcome<T> + Send) -> Ou
     viola_netdev::in_netns(netns.as_fd(), work)?
 }
 
-/// Sends back what comes.
+/// Returns each packet to its sender.
 fn echo(socket: &UdpSocket, over: &AtomicBool) {
     let _ = socket.set_read_timeout(Some(Duration::from_millis(200)));
     let mut packet = [0; 64];
@@ -174,7 +175,7 @@ fn echo(socket: &UdpSocket, over: &AtomicBool) {
     }
 }
 
-/// The bytes of a guest's stream.
+/// Bytes of a guest's stream.
 struct Bytes(u64);
 
 impl Bytes {
@@ -193,7 +194,7 @@ impl Bytes {
     }
 }
 
-/// Reads a stream to its end, and answers how many of its bytes were right; the first wrong one ends it.
+/// Reads a stream to its end and replies with the number of correct bytes. The first wrong byte ends it.
 fn check(mut stream: TcpStream) -> Outcome {
     let mut guest = [0; 4];
     stream.read_exact(&mut guest)?;
@@ -259,7 +260,7 @@ fn one(spec: &Spec, guest: &GuestSpec, number: u32, enough: &AtomicBool) -> Outc
     })
 }
 
-/// Sends a stream; its length, and the longest that one piece took.
+/// Sends a stream. Returns its length and the longest time for one piece.
 fn send(
     mut stream: &TcpStream,
     (number, piece): (u32, usize),
@@ -287,12 +288,12 @@ fn send(
     }
 }
 
-/// When the next piece is due.
+/// Due time of the next piece.
 struct Schedule(Instant);
 
 impl Schedule {
-    /// How long before its time this is, when there is to be one in each interval; if it is none, the one is made. What could
-    /// not be made is not made up for, and a faster phase begins at once.
+    /// Time until the next piece is due, with one piece per interval; `None` if it is due now, which counts as sent.
+    /// Missed pieces are not made up for, and a faster phase takes effect at once.
     fn early(&mut self, now: Instant, interval: Duration) -> Duration {
         self.0 = self.0.min(now + interval);
         let early = self.0.saturating_duration_since(now);
@@ -304,7 +305,7 @@ impl Schedule {
     }
 }
 
-/// Sends numbered packets and counts what comes back.
+/// Sends numbered packets and counts the replies.
 fn probe(
     socket: &UdpSocket,
     begin: Instant,
@@ -328,7 +329,7 @@ fn probe(
                     let number = sent_at.len() as u64;
                     sent_at.push(begin.elapsed());
                     back_at.push(None);
-                    // one that cannot be sent is lost
+                    // A packet that cannot be sent counts as lost.
                     let _ = socket.send(&number.to_le_bytes());
                     next = (next + Duration::from_secs(1) / rate.max(1)).max(now);
                 }
@@ -350,8 +351,8 @@ fn probe(
     Ok(seen)
 }
 
-/// Waits until there is something to receive, no longer than this. A socket's own time limit is kept by the clock's ticks only,
-/// so that there could be no packet each millisecond.
+/// Waits until there is something to receive, at most this long. A socket's own timeout has the resolution of a clock
+/// tick, too coarse for a packet every millisecond.
 fn wait(socket: &UdpSocket, longest: Duration) -> Outcome {
     let longest = Timespec::try_from(longest)?;
     match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&longest)) {
@@ -378,7 +379,7 @@ fn judge(seen: &mut TrafficReport, sent_at: &[Duration], back_at: &[Option<Durat
             Some(back) => {
                 if let Some((sent_before, back_before)) = last {
                     let beyond = ms(back.saturating_sub(back_before)) - ms(*sent - sent_before);
-                    // a packet that was late, and those that were lost before it
+                    // A reordered packet, and the lost packets before it.
                     let gap = match hole {
                         Some(_) => ms(back.saturating_sub(back_before)),
                         None => beyond,
@@ -426,7 +427,7 @@ mod tests {
         assert_eq!(made(0, 4000, slow), 2);
         assert_eq!(made(4000, 8000, fast), 40);
         assert_eq!(made(8000, 12_000, slow), 2);
-        // it could not be made for a while
+        // The sender was delayed for a while.
         assert_eq!(made(20_000, 21_000, fast), 10);
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Guests on one core, a client beside them and one far away.
+//! Test bed: guests on one core, a client on their network and a client behind a long line.
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
@@ -17,53 +17,53 @@ use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_report::stats::Sorted;
 
-/// Time between two pings: random, or it would beat with the schedulers' own periods.
+/// Time between two pings. It is random so that pings do not fall in step with the scheduler's period.
 const PING_INTERVAL: (Duration, Duration) = (Duration::from_millis(3), Duration::from_millis(12));
-/// How long the last answers may take.
+/// Timeout for the last replies.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
-/// What netem adds in section 2.5.1, and in section 2.5.2.
+/// netem settings of section 2.5.1 and of section 2.5.2.
 const WAN: Duration = Duration::from_millis(30);
 const REMOTE: Delay = Delay {
     low: Duration::from_millis(20),
     high: Duration::from_millis(40),
 };
-/// What a player has in store: a packet that takes this much longer than the quickest is discarded, milliseconds.
+/// Playout buffer, milliseconds: a packet that is later than the fastest by more than this is discarded.
 const BUFFER: f64 = 100.0;
-/// Looks at a stream's rest, five a second.
+/// Checks for the rest of a stream, five per second.
 const DRAIN: usize = 25;
-/// Films of one packet, for the times until they begin.
+/// Films of one packet, which measure start-up times.
 const BEGINNINGS: usize = 8;
-/// Clients that ask Apache for as much as it gives.
+/// Clients that load Apache to its limit.
 const CLIENTS: usize = 64;
-/// Requests under way at most, where they come at a rate.
+/// Maximum number of requests in flight at a fixed rate.
 const MAX_IN_FLIGHT: usize = 256;
-/// More requests than any cell has time for.
+/// Upper bound on requests; no cell has time for more.
 const MAX_REQUESTS: usize = 1_000_000;
-/// TCP's receive buffer in the guest, bytes. By its own a User Mode Linux guest lets no more than some 50 KB be under way, measured on an
-/// idle core over 10 and 30 ms, and the scheduler could not show.
+/// TCP receive buffer in the guest, bytes. With its default a User Mode Linux guest allows only some 50 KB in flight,
+/// measured on an idle core at 10 and 30 ms; the scheduler would have no effect.
 const TCP_WINDOW_BYTES: u32 = 8_000_000;
 /// Memory of a guest, bytes.
 const MEMORY: u64 = 192 << 20;
-/// STREAM's arrays together, KiB: more than the caches hold.
+/// Size of all STREAM arrays together, KiB: larger than the caches.
 const ARRAYS: u32 = 48 << 10;
-/// Name of STREAM in a guest.
+/// Name of the STREAM workload in a guest.
 const STREAM: &str = "stream";
-/// Before a kernel of STREAM is counted: its arrays are filled first.
+/// Time before a STREAM kernel is counted, in which it fills its arrays.
 const FILL: Duration = Duration::from_millis(300);
-/// The far client's line comes before its programs.
+/// Priority of the long line's processing, above its client programs.
 const LINE_PRIORITY: u8 = 60;
 
-/// Guests, and the far client's line.
+/// Guests, and the long line to the remote client.
 pub struct TestBed {
     far: WanClient,
-    /// Mounted when it is first needed.
+    /// MPI, mounted on first use.
     mpi: Option<Mpi>,
     /// The guests.
     pub guests: Guests,
 }
 
 impl TestBed {
-    /// Boots them and starts the servers of all experiments.
+    /// Boots the guests and starts the servers of all experiments.
     pub fn boot(vms: usize, core: usize) -> Outcome<Self> {
         let mut spec = guests::spec("bench-papers", vms, core)?;
         spec.guests.iter_mut().for_each(|of| of.memory = MEMORY);
@@ -84,14 +84,14 @@ impl TestBed {
         })
     }
 
-    /// Takes them down.
+    /// Shuts the guests down.
     pub fn down(self) -> Outcome {
         drop(self.far);
         self.guests.down()
     }
 
-    /// Makes an experiment; its figures in the order of [`Experiment::figures`], none for what nothing came of. `calls` is how often MPI's
-    /// calls are made.
+    /// Runs an experiment. Returns its figures in the order of [`Experiment::figures`], `None` for a figure without
+    /// data. `calls` is the number of repetitions of MPI calls.
     pub fn measure(
         &mut self,
         part: Experiment,
@@ -103,7 +103,7 @@ impl TestBed {
     ) -> Outcome<Vec<Option<f64>>> {
         interrupt::check()?;
         match part {
-            // waiting ranks look for messages all the time: they need no other work
+            // Waiting ranks poll for messages all the time, so they need no other load.
             Experiment::Mpi => {
                 let others = self.guests.lab.guests().len().saturating_sub(ls);
                 self.guests.keep_last_busy(false, others, duty)?;
@@ -180,7 +180,7 @@ impl TestBed {
         Ok(vec![average(&ms), Sorted::new(ms).quantile(0.99)])
     }
 
-    /// A stream of 1 Mbit/s in datagrams of so many bytes.
+    /// A stream of 1 Mbit/s in datagrams of this many bytes.
     fn jitter(&self, size: u32, time: u64, client: Client) -> Outcome<Vec<Option<f64>>> {
         let period_us = size * 8;
         let up = Stream {
@@ -200,7 +200,7 @@ impl TestBed {
         Ok(vec![quality.map(|q| q.jitter_ms)])
     }
 
-    /// What a program in the guest gets of a stream, MB/s.
+    /// Throughput of a stream at a program in the guest, MB/s.
     fn tcp(&self, from: &impl ClientNetwork, time: u64) -> Outcome<Vec<Option<f64>>> {
         let bytes =
             || Ok::<u64, Failure>(self.guests.web().stat("sink").map_err(lab_failure)?.bytes);
@@ -208,7 +208,7 @@ impl TestBed {
         let begun = Instant::now();
         let options = TcpBulk {
             time: Duration::from_millis(time),
-            // an ordinary program: at real-time priority it would hold up all else on its core
+            // Normal priority: at real-time priority the receiver would block everything else on its core.
             client: Client {
                 core: Some(self.guests.load_core),
                 ..Client::default()
@@ -218,7 +218,7 @@ impl TestBed {
         load::tcp_stream(from, self.address()?, &options).map_err(lab_failure)?;
         let mut last = bytes()?;
         let rate = last.saturating_sub(before) as f64 / 1e6 / begun.elapsed().as_secs_f64();
-        // what its sender still had shall not disturb what comes next
+        // Drain the sender's queue so that it does not disturb the next measurement.
         for _ in 0..DRAIN {
             std::thread::sleep(Duration::from_millis(200));
             let now = bytes()?;
@@ -229,12 +229,12 @@ impl TestBed {
         Ok(vec![Some(rate)])
     }
 
-    /// Answers a second, and times until a connection stands and from then to the end of the answer.
+    /// Replies per second, connect times, and times from then to the end of the reply.
     fn apache(&self, from: &impl ClientNetwork, options: &Http) -> Outcome<Vec<Option<f64>>> {
         let found = load::http(from, self.address()?, options).map_err(lab_failure)?;
         if found.times.us.is_empty() {
             let why = found.first_failure.unwrap_or_default();
-            return Err(Failure::run(format!("Apache answered nothing: {why}")));
+            return Err(Failure::run(format!("Apache sent no reply: {why}")));
         }
         let connect = average(&found.connect_us).map(|us| us / 1e3);
         let whole = average(&found.times.us).map(|us| us / 1e3);
@@ -242,7 +242,8 @@ impl TestBed {
         Ok(vec![Some(found.times.rate()), connect, response])
     }
 
-    /// Jitter upstream; downstream that of one line, or of many what was lost each way; what is discarded of both ways.
+    /// Upstream jitter; then for one line the downstream jitter, or for several lines the loss in each direction; then
+    /// the discarded packets of both directions.
     fn call(
         &self,
         from: &impl ClientNetwork,
@@ -307,12 +308,12 @@ impl TestBed {
     }
 }
 
-/// In a guest: [`TCP_WINDOW_BYTES`] for connections that come.
+/// Sets [`TCP_WINDOW_BYTES`] in a guest for new connections.
 fn wide() -> String {
     format!("echo 4096 {TCP_WINDOW_BYTES} {TCP_WINDOW_BYTES} >/proc/sys/net/ipv4/tcp_rmem")
 }
 
-/// Requests for the paper's page of 5 KB, for so long.
+/// Requests for the paper's page of 5 KB for this long.
 fn asked(time: u64, client: Client) -> Http {
     Http {
         port: 8080,
@@ -323,7 +324,7 @@ fn asked(time: u64, client: Client) -> Http {
     }
 }
 
-/// STREAM's four kernels one after the other, MB/s as it counts them and by the guest's clock.
+/// STREAM's four kernels in sequence, MB/s by STREAM's own count and the guest's clock.
 fn stream(guest: &Guest, time: u64) -> Outcome<Vec<Option<f64>>> {
     let kernels = [Pattern::Copy, Pattern::Scale, Pattern::Add, Pattern::Triad];
     let found = kernels.map(|pattern| {
@@ -347,12 +348,12 @@ fn stream(guest: &Guest, time: u64) -> Outcome<Vec<Option<f64>>> {
     found.into_iter().collect()
 }
 
-/// Packets that are due in so many milliseconds.
+/// Number of packets due in this many milliseconds.
 fn packets(time_ms: u64, period_us: u32) -> u32 {
     (time_ms * 1000 / u64::from(period_us.max(1))) as u32
 }
 
-/// The mean; none of nothing.
+/// The mean; `None` without samples.
 fn average(of: &[f64]) -> Option<f64> {
     (!of.is_empty()).then(|| of.iter().sum::<f64>() / of.len() as f64)
 }

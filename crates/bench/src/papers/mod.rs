@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola-lab bench papers`: the experiments of dissertation 000, section 2.5, on lab guests: the papers' 30 ms slices, stock
-//! scheduling and viola, each row beside what the paper gained.
+//! `viola-lab bench papers`: repeats the experiments of dissertation 000, section 2.5, on lab guests under the papers'
+//! 30 ms slices, stock scheduling and viola. Each row shows the paper's gain beside it.
 
 mod bed;
 mod mpi;
@@ -34,12 +34,12 @@ use viola_cli::table;
 pub struct Papers {
     #[command(flatten)]
     options: Options,
-    /// Measure nothing: print a result file as the table "paper | 30 ms | stock | viola" of the book.
+    /// Do not measure. Print a result file as the book's table "paper | 30 ms | stock | viola".
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rounds", "quick", "only", "output"])]
     table: Option<PathBuf>,
 }
 
-/// Runs it, prints the table and writes the result.
+/// Runs the benchmark, prints the table and writes the result.
 pub fn run(papers: &Papers) -> Outcome {
     if let Some(file) = &papers.table {
         return table::print(&paper::table(file)?);
@@ -51,7 +51,7 @@ pub fn run(papers: &Papers) -> Outcome {
     if cells.is_empty() {
         let only = options.only.as_deref().unwrap_or_default();
         return Err(Failure::usage(format!(
-            "no row has `{only}` in its name; try ping, jitter, TCP, Apache, MPI, VoIP, streaming, STREAM, `5 VMs` or `40 %`"
+            "no row name contains `{only}`; try ping, jitter, TCP, Apache, MPI, VoIP, streaming, STREAM, `5 VMs` or `40 %`"
         )));
     }
     let without_mpi = cells.iter().any(|c| c.part == Experiment::Mpi) && !mpi::is_there()?;
@@ -109,12 +109,12 @@ struct Bench {
     sampler: ThreadSampler,
     found: Measurements,
     kernel: String,
-    /// What others used of the guests' core, cell by cell.
+    /// Share of the guests' core that other programs used, by cell.
     readings: Vec<Reading>,
 }
 
 impl Bench {
-    /// One round of all that a lab of this many guests is needed for.
+    /// One round of everything that needs a lab of this many guests.
     fn lab(&mut self, round: usize, vms: usize) -> Outcome {
         interrupt::check()?;
         let label = format!("round {} of {}: {vms} VMs", round + 1, self.rounds);
@@ -135,7 +135,7 @@ impl Bench {
                 let label = format!("{label}, {}", side.name());
                 self.progress.step(&label, SWITCH_TIME);
                 let active = Active::start(side, &settings, &bed.guests.lab)?;
-                // neighbours are made busy and idle as rarely as may be
+                // Change the neighbours' load as rarely as possible.
                 let of = |c: &&Cell| c.setup.vms == vms && c.setup.ls == ls;
                 let mut cells: Vec<Cell> = self.cells.iter().filter(of).copied().collect();
                 cells.sort();
@@ -165,7 +165,7 @@ impl Bench {
         let (ls, duty) = (cell.setup.ls, cell.setup.duty);
         let calls = plan::calls(side, self.quick);
         let figures = bed.measure(cell.part, ls, duty, &times, calls, seed)?;
-        // a failure of the controller is one of the measurement
+        // A controller failure invalidates the measurement.
         active.controller_ns()?;
         let shares = self.sampler.vms(&pids)?.since(&before);
         let shares: f64 = shares.iter().map(|u| u.share).sum();
@@ -173,7 +173,7 @@ impl Bench {
             let used = now.only_on(core).since(&before.only_on(core));
             used.iter().map(|u| u.share).sum()
         });
-        // ranks come and go within a cell, and nobody can tell afterwards what they used
+        // Ranks start and end within a cell, so their CPU use cannot be read afterwards.
         if bed.guests.saturate() && cell.part != Experiment::Mpi {
             self.readings.push(Reading {
                 foreign: (1.0 - shares - own).max(0.0),
@@ -185,7 +185,7 @@ impl Bench {
     }
 }
 
-/// What was found, by cell, place of the figure and side, round by round.
+/// Results by cell, index of the figure and side, one per round.
 #[derive(Debug, Default)]
 struct Measurements(BTreeMap<(Cell, usize, Side), Vec<f64>>);
 
@@ -197,7 +197,7 @@ impl Measurements {
         }
     }
 
-    /// A row for each figure, with the paper's gain as its goal.
+    /// A row per figure, with the paper's gain as its goal.
     fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         for cell in Cell::all() {
@@ -239,7 +239,7 @@ mod tests {
         let sides: Vec<&str> = rows[0].sides.iter().map(|s| s.0.as_str()).collect();
         assert_eq!(sides, [CREDIT, "stock", VIOLA]);
         assert_eq!((rows[0].ratio, rows[0].met), (Some(1.0 / 40.0), Some(true)));
-        // the paper's worst case falls to a third
+        // The paper's worst case falls to a third.
         assert_eq!((rows[1].ratio, rows[1].met), (Some(0.5), Some(false)));
         assert_eq!(rows[1].sides.len(), 2);
     }

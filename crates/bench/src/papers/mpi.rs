@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Intel MPI Benchmarks on MPICH, one rank a guest, over TCP (dissertation 000, section 2.5.2, figures 2.15 and 2.16).
+//! The Intel MPI Benchmarks on MPICH, one rank per guest, over TCP (dissertation 000, section 2.5.2, figures 2.15 and
+//! 2.16).
 //!
-//! `scripts/mpi.sh` makes a folder with both; guests mount it. MPICH's own mpiexec runs on the host beside the guests' bridge.
-//! Its *manual* launcher starts nothing by itself: it tells the command of each host's proxy, which is run over the guest's
-//! command channel. So no guest needs a server for logins, and ranks end with their proxy, proxies with mpiexec, and that with us.
+//! `scripts/mpi.sh` builds a folder with both; the guests mount it. MPICH's own mpiexec runs on the host, on the
+//! guests' bridge. Its *manual* launcher starts nothing by itself: it prints the command of each host's proxy, and the
+//! benchmark runs that command over the guest's command channel. So the guests need no login server. Ranks end with
+//! their proxy, proxies with mpiexec, and mpiexec with the benchmark.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,22 +21,22 @@ use crate::harness::side::lab_failure;
 use crate::harness::tool::{beside_image, first_line};
 use viola_cli::error::{Failure, Outcome};
 
-/// Where guests have the folder.
+/// Mount point of the folder in the guests.
 const MOUNT: &str = "/run/mpi";
-/// In guests: a call's list of message sizes, when its name is added.
+/// Prefix of the files in the guests that list a call's message sizes; the call's name follows.
 const LENGTHS: &str = "/run/mpi-";
-/// Libraries below the folder.
+/// Libraries, relative to the folder.
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 const MPIEXEC: &str = "usr/bin/mpiexec.hydra";
-/// The benchmark's own limit of time for a call's repetitions with all sizes, a size, in seconds: out of the way, for it counts on no
-/// scheduler.
+/// The benchmark's own time limit per call and size, seconds. It is high enough to have no effect, because the
+/// benchmark's adaptive repetition does not account for scheduling.
 const LONG: &str = "60";
-/// What all ranks are told: TCP alone, over the guest's one NIC; and UCX, MPICH's transport, writes only what is wrong.
+/// Environment of all ranks. UCX, MPICH's transport, uses only TCP over the guest's one NIC and logs only errors.
 const ENVIRONMENT: [(&str, &str); 5] = [
     ("UCX_TLS", "tcp,self"),
     ("UCX_NET_DEVICES", "vec0"),
     ("UCX_LOG_LEVEL", "error"),
-    // no watching of memory that only other transports need, no status files
+    // Disable the memory hooks that other transports need, and status files.
     ("UCX_MEM_EVENTS", "n"),
     ("UCX_VFS_ENABLE", "n"),
 ];
@@ -45,37 +47,38 @@ pub struct Mpi {
     image: PathBuf,
 }
 
-/// The folder that `VIOLA_MPI` names, else `mpi` beside that of the lab's images; none if nothing is in it.
+/// The folder that `VIOLA_MPI` names, otherwise `mpi` beside the folder of the lab's images; `None` if it is
+/// incomplete.
 fn folder(image: &Path) -> Option<PathBuf> {
     folder_of(std::env::var_os("VIOLA_MPI").map(PathBuf::from), image)
 }
 
 fn folder_of(named: Option<PathBuf>, image: &Path) -> Option<PathBuf> {
-    // build/lab/images/HASH and build/mpi
+    // Images are in build/lab/images/HASH, MPI in build/mpi.
     let beside = || Some(image.ancestors().nth(3)?.join("mpi"));
     let root = named.or_else(beside)?.join("root").canonicalize().ok()?;
     root.join("usr/bin/IMB-MPI1").is_file().then_some(root)
 }
 
-/// The failure of a run without them.
+/// The error of a run without MPI.
 pub fn missing() -> Failure {
-    Failure::run("there is no MPI: run scripts/mpi.sh")
+    Failure::run("cannot find MPICH and the MPI benchmarks; run scripts/mpi.sh")
 }
 
-/// Whether MPICH and the benchmarks are there.
+/// Whether MPICH and the benchmarks are installed.
 ///
 /// # Errors
-/// There is no guest image.
+/// The guest image is missing.
 pub fn is_there() -> Outcome<bool> {
     let paths = Paths::find().map_err(lab_failure)?;
     Ok(folder(&paths.image).is_some())
 }
 
 impl Mpi {
-    /// Mounts them in the ranks' guests. `wide` is run there too.
+    /// Mounts the folder in the ranks' guests. `wide` runs in the same guests.
     ///
     /// # Errors
-    /// They are not there, or cannot be mounted.
+    /// The folder is missing, or a guest cannot mount it.
     pub fn mount(ranks: &[Guest], wide: &str) -> Outcome<Self> {
         let image = Paths::find().map_err(lab_failure)?.image;
         let root = folder(&image).ok_or_else(missing)?;
@@ -93,11 +96,11 @@ impl Mpi {
         Ok(Self { root, image })
     }
 
-    /// Mean time of each call over the ranks, in the order of [`CALLS`], in ms. Each is made as often untimed as it is timed, and
-    /// once more.
+    /// Mean time of each call over the ranks, in the order of [`CALLS`], in ms. Each call runs
+    /// as often untimed as timed, plus once.
     ///
     /// # Errors
-    /// A rank does not start, ends early or too late: with what it says.
+    /// A rank does not start, fails or times out; the error quotes its output.
     pub fn measure(&self, lab: &Lab, ranks: &[Guest], times: u32) -> Outcome<Vec<Option<f64>>> {
         let mut figures = Vec::new();
         for (call, sizes) in CALLS {
@@ -107,7 +110,7 @@ impl Mpi {
                 let found = means.iter().find(|m| m.call == call && m.bytes == size);
                 let none = || {
                     Failure::run(format!(
-                        "IMB-MPI1 told no time of {call} with {size} bytes; its last line: {}",
+                        "IMB-MPI1 reported no time for {call} with {size} bytes; its last line: {}",
                         last_line(&text)
                     ))
                 };
@@ -117,7 +120,7 @@ impl Mpi {
         Ok(figures)
     }
 
-    /// What the first rank wrote.
+    /// Output of the first rank.
     fn run(&self, lab: &Lab, ranks: &[Guest], call: &str, times: u32) -> Outcome<String> {
         let mut mpiexec = Mpiexec::start(
             &mut self.mpiexec(lab, ranks, call, times)?,
@@ -133,7 +136,7 @@ impl Mpi {
                     let _ = said.send(Event::Proxy(proxy(guest, arguments)));
                 });
             }
-            // its end ends the proxies, for whom this scope waits
+            // Ending mpiexec ends the proxies; this scope waits for them.
             let text = mpiexec.text(&says, ranks.len());
             mpiexec.end();
             text
@@ -141,7 +144,7 @@ impl Mpi {
     }
 
     fn mpiexec(&self, lab: &Lab, ranks: &[Guest], call: &str, times: u32) -> Outcome<Command> {
-        let none = || Failure::run("the guests have no network");
+        let none = || Failure::run("the guests have no network bridge");
         let bridge = lab.spec().bridges.first().ok_or_else(none)?.address;
         let addresses: Option<Vec<String>> = ranks
             .iter()
@@ -199,12 +202,12 @@ fn proxy(guest: &Guest, arguments: Vec<String>) -> Outcome {
 struct TableRow<'a> {
     call: &'a str,
     bytes: u32,
-    /// Mean time of a call over all ranks, µs.
+    /// Mean time of the call over all ranks, µs.
     us: f64,
 }
 
-/// The tables of IMB-MPI1: below "# Benchmarking CALL", a head that begins with "#bytes" and names the columns, then lines of
-/// numbers.
+/// Parses the tables of IMB-MPI1: "# Benchmarking CALL", then a heading that begins with "#bytes" and names the
+/// columns, then lines of numbers.
 fn means(text: &str) -> Vec<TableRow<'_>> {
     let (mut call, mut column, mut found) = ("", None, Vec::new());
     for line in text.lines() {

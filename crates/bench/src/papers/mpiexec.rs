@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! MPICH's mpiexec on the host: it tells what to start in each guest, passes on what ranks write, and ends them with itself.
+//! MPICH's mpiexec on the host. It prints the commands to start in each guest, forwards the ranks' output, and ends the
+//! ranks when it ends.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::BorrowedFd;
@@ -15,24 +16,24 @@ use crate::harness::tool::first_line;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 
-/// How long one run may take; 30 ms slices make the slowest ones.
+/// Timeout for one run, long enough for 30 ms slices.
 pub const LIMIT: Duration = Duration::from_secs(180);
-/// How long mpiexec may take to tell the proxies' commands.
+/// Timeout for mpiexec to print the proxies' commands.
 const PROXY_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time between two looks at whether somebody asked for the end.
+/// Interval between two checks for an interrupt.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What a run waits for.
+/// Events of a run.
 pub enum Event {
-    /// A line of the first rank.
+    /// An output line of the first rank.
     Line(String),
-    /// mpiexec has closed its output.
+    /// mpiexec closed its output.
     End,
     /// A proxy ended.
     Proxy(Outcome),
 }
 
-/// mpiexec, which goes with this value.
+/// A running mpiexec; drop kills it.
 pub struct Mpiexec {
     begun: Instant,
     child: Child,
@@ -41,10 +42,10 @@ pub struct Mpiexec {
 }
 
 impl Mpiexec {
-    /// Starts it in the guests' network.
+    /// Starts mpiexec in the guests' network.
     ///
     /// # Errors
-    /// It is not there.
+    /// The program is missing.
     pub fn start(command: &mut Command, netns: Option<BorrowedFd<'_>>) -> Outcome<Self> {
         command
             .stdin(Stdio::null())
@@ -68,17 +69,17 @@ impl Mpiexec {
         })
     }
 
-    /// Words of each host's proxy after its name, in the hosts' order.
+    /// Arguments of each host's proxy, in the hosts' order.
     ///
     /// # Errors
-    /// It tells others than so many, with what it says.
+    /// mpiexec prints another number of commands; the error quotes its output.
     pub fn proxies(&mut self, count: usize) -> Outcome<Vec<Vec<String>>> {
         let mut output = self
             .output
             .take()
             .ok_or_else(|| Failure::run("mpiexec has no output"))?;
         let (told, tells) = channel();
-        // a thread, for a pipe has no time-out; it ends at the latest with mpiexec
+        // A pipe has no timeout, so a thread reads it. The thread ends with mpiexec.
         std::thread::spawn(move || {
             let mut proxies = Vec::new();
             let mut line = String::new();
@@ -100,7 +101,7 @@ impl Mpiexec {
         }
     }
 
-    /// From now on its lines are sent.
+    /// Forwards mpiexec's lines from now on.
     pub fn listen(&mut self, said: Sender<Event>) {
         if let Some(output) = self.output.take() {
             std::thread::spawn(move || {
@@ -112,10 +113,10 @@ impl Mpiexec {
         }
     }
 
-    /// All of its lines, once it has ended, and all ranks' proxies have ended well.
+    /// Returns all lines once mpiexec and all proxies have ended successfully.
     ///
     /// # Errors
-    /// It or a proxy fails, or it is too late: with what it says.
+    /// mpiexec or a proxy fails or times out; the error quotes its output.
     pub fn text(&mut self, says: &Receiver<Event>, ranks: usize) -> Outcome<String> {
         let (mut text, mut closed, mut ended) = (String::new(), false, 0);
         while !closed || ended < ranks {
@@ -123,7 +124,7 @@ impl Mpiexec {
                 Ok(Event::Line(line)) => text.extend([line.as_str(), "\n"]),
                 Ok(Event::End) => closed = true,
                 Ok(Event::Proxy(Ok(()))) => ended += 1,
-                // a rank that fails takes the others along; the first word is mpiexec's
+                // A failing rank ends the others; mpiexec's message comes first.
                 Ok(Event::Proxy(Err(failure))) => {
                     return Err(match self.last_words() {
                         Some(words) => Failure::run(format!("MPI failed: {words}")),
@@ -147,14 +148,14 @@ impl Mpiexec {
         }
     }
 
-    /// What it wrote to standard error, after its end.
+    /// Its standard error, after it has ended.
     fn last_words(&mut self) -> Option<String> {
         self.end();
         let text = self.errors.take()?.join().ok()?;
         Some(first_line(&text)).filter(|line| !line.is_empty())
     }
 
-    /// Ends it, as nothing less than SIGKILL does while it waits for its proxies.
+    /// Kills it. mpiexec ignores weaker signals while it waits for its proxies.
     pub fn end(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -167,7 +168,7 @@ impl Drop for Mpiexec {
     }
 }
 
-/// The failure of a run that takes longer than [`LIMIT`].
+/// The error of a run that exceeds [`LIMIT`].
 pub fn late() -> Failure {
     Failure::run(format!(
         "the MPI benchmark did not end within {} s",
@@ -175,18 +176,18 @@ pub fn late() -> Failure {
     ))
 }
 
-/// The last line with something in it.
+/// The last line that is not empty.
 pub fn last_line(text: &str) -> &str {
     let mut lines = text.lines().rev().map(str::trim);
     lines.find(|line| !line.is_empty()).unwrap_or("none")
 }
 
-/// Whether this is the line after the proxies' commands.
+/// Whether this line follows the last proxy command.
 fn is_last(line: &str) -> bool {
     line.trim() == "HYDRA_LAUNCH_END"
 }
 
-/// A proxy's words after the program's name.
+/// Arguments of a proxy.
 fn launch(line: &str) -> Option<Vec<String>> {
     let words = line.strip_prefix("HYDRA_LAUNCH: ")?.split_whitespace();
     Some(words.skip(1).map(str::to_owned).collect())
@@ -215,7 +216,7 @@ mod tests {
         assert!(!is_last(line));
     }
 
-    /// A shell in mpiexec's place, which has told its two proxies' commands.
+    /// A shell script in place of mpiexec that has printed two proxy commands.
     fn told(script: &str) -> (Mpiexec, Sender<Event>, Receiver<Event>) {
         let launch = "for i in 0 1; do echo HYDRA_LAUNCH: /x/hydra_pmi_proxy --proxy-id $i; done; echo HYDRA_LAUNCH_END";
         let mut mpiexec = started(&format!("{launch}; {script}"));
@@ -250,7 +251,7 @@ mod tests {
         let (mut mpiexec, said, says) =
             told("echo 'rank 1 is lost' >&2; echo more >&2; exec sleep 60");
         said.send(Event::Proxy(Ok(()))).unwrap();
-        // what it says is there before a guest can answer
+        // Its output is complete before any guest can reply.
         std::thread::sleep(POLL_INTERVAL);
         said.send(Event::Proxy(Err(Failure::run("status 1"))))
             .unwrap();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the paper found, beside what was measured here: dissertation 000, section 2.5.
+//! Figures of the paper, dissertation 000, section 2.5, beside those measured here.
 //!
-//! It gives most figures as curves only. A row's goal is the paper's own gain of vSlicer over the credit scheduler where the
-//! text or a table has a number, and else the direction that the text names.
+//! The paper shows most figures only as curves. A row's goal is the paper's gain of vSlicer over the credit scheduler
+//! if the text or a table gives a number, otherwise the direction that the text states.
 
 use std::path::Path;
 
@@ -14,12 +14,12 @@ use crate::harness::row::Goal;
 use viola_cli::error::Outcome;
 use viola_report::stats::{figure, ratio};
 
-/// What the paper says of a figure.
+/// The paper's claim for a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Claim {
-    /// In its words, from the credit scheduler to vSlicer.
+    /// In the paper's words, from the credit scheduler to vSlicer.
     pub text: &'static str,
-    /// As a goal for viola against 30 ms slices; none where the paper claims no gain in it.
+    /// The goal for viola against 30 ms slices; `None` where the paper claims no gain.
     pub goal: Option<Goal>,
 }
 
@@ -34,12 +34,12 @@ const fn no_claim(text: &'static str) -> Claim {
     Claim { text, goal: None }
 }
 
-/// A ratio of two of the paper's figures.
+/// Ratio of two figures of the paper.
 fn from_to(text: &'static str, credit: f64, vslicer: f64) -> Claim {
     claim(text, Goal::AtMost(vslicer / credit))
 }
 
-/// The paper's words for a figure, by its place in [`Experiment::figures`].
+/// Claim for a figure, by its index in [`Experiment::figures`].
 pub fn of(part: Experiment, index: usize, setup: Setup) -> Claim {
     match part {
         Experiment::Ping => ping(index, setup),
@@ -90,7 +90,7 @@ pub fn of(part: Experiment, index: usize, setup: Setup) -> Claim {
     }
 }
 
-/// Means are of section 2.5.1; the worst cases of the text are held against p99.
+/// Means come from section 2.5.1; the worst cases of the text apply to p99.
 fn ping(index: usize, setup: Setup) -> Claim {
     match (index, setup.vms, setup.ls) {
         (0, 4, 1) => from_to("35 to 10 ms (figure 2.9 b)", 35.0, 10.0),
@@ -107,7 +107,7 @@ fn ping(index: usize, setup: Setup) -> Claim {
     }
 }
 
-/// The table of a result file, in Markdown.
+/// Table of a result file, in Markdown.
 pub fn table(file: &Path) -> Outcome<String> {
     let rows = rows_of(file, "papers")?;
     let mut table = String::from(
@@ -127,7 +127,7 @@ pub fn table(file: &Path) -> Outcome<String> {
     Ok(table)
 }
 
-/// All sides, viola's gain, and the cause where it is smaller than the paper's.
+/// All sides, viola's gain, and the cause if it is smaller than the paper's.
 fn here(row: &Value, unit: &str) -> String {
     let median = |side: &str| row["sides"][side]["median"].as_f64();
     let cell = |side: &str| match median(side) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What `bench papers` measures: which experiment with which guests, in which order, and how long it takes.
+//! Plan of `bench papers`: the experiments, their guests, their order and duration.
 
 use std::time::Duration;
 
@@ -7,25 +7,25 @@ use crate::harness::side::Side;
 
 /// viola's microslice, in microseconds.
 pub const MICROSLICE: u32 = 300;
-/// Lines of the multi-line VoIP test.
+/// Lines of the VoIP test with several lines.
 pub const LINES: u32 = 40;
-/// Connections a second that vSlicer sustains in figure 2.14.
+/// Connections per second that vSlicer sustains in figure 2.14.
 pub const RATE: u32 = 180;
-/// MPI's calls that are measured, as the Intel MPI Benchmarks name them, each with sizes of its messages in bytes. (An `Alltoall` of
-/// 1 MiB takes 10 s under 30 ms slices.)
+/// Measured MPI calls, by their name in the Intel MPI Benchmarks, each with its message sizes in bytes. (An `Alltoall`
+/// of 1 MiB takes 10 s under 30 ms slices.)
 pub const CALLS: [(&str, &[u32]); 2] = [
     ("Alltoall", &[1 << 10, 64 << 10]),
     ("Sendrecv", &[1 << 10, 64 << 10, 1 << 20]),
 ];
 
-/// All sides, in the order of the first round and of tables: the paper's baseline first.
+/// All sides in the order of the first round and of tables; the paper's baseline comes first.
 pub const SIDES: [Side; 3] = [Side::Credit, Side::Stock, Side::Viola(MICROSLICE)];
 /// Name of viola's side in rows.
 pub const VIOLA: &str = "viola";
 /// Name of the paper's baseline in rows.
 pub const CREDIT: &str = "30 ms slices";
 
-/// A side as rows name it.
+/// Name of a side in rows.
 pub fn side_name(side: Side) -> String {
     match side {
         Side::Viola(_) => VIOLA.into(),
@@ -33,19 +33,19 @@ pub fn side_name(side: Side) -> String {
     }
 }
 
-/// Which guests share the core.
+/// Guests that share the core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Setup {
-    /// All of them; the first one is asked.
+    /// Number of guests; the first one is the server under test.
     pub vms: usize,
-    /// Latency-sensitive ones: the first ones.
+    /// Number of latency-sensitive guests, which come first.
     pub ls: usize,
-    /// Percent of the time that all but the first work (but MPI's ranks); that one always has work of its own.
+    /// Duty cycle, in percent, of all guests but the first and MPI's ranks. The first guest always has its own work.
     pub duty: u32,
 }
 
 impl Setup {
-    /// As rows name it.
+    /// Name in rows.
     pub fn name(self) -> String {
         let ls = match self.ls {
             1 => "1 LSVM".to_owned(),
@@ -58,39 +58,39 @@ impl Setup {
 /// An experiment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Experiment {
-    /// Round trips.
+    /// Ping round trips.
     Ping,
-    /// A stream of 1 Mbit/s in datagrams of 256 bytes.
+    /// UDP stream of 1 Mbit/s in datagrams of 256 bytes.
     JitterSmall,
-    /// The same in datagrams of 1470 bytes, as iperf sends it.
+    /// The same in datagrams of 1470 bytes, as iperf sends them.
     JitterLarge,
     /// A TCP stream to the guest.
     TcpLan,
-    /// The same, with 30 ms more on its way.
+    /// The same with 30 ms of extra delay.
     TcpWan,
-    /// Connections that come at the rate which vSlicer sustains.
+    /// Connections at the rate that vSlicer sustains.
     Apache,
-    /// As many connections as 64 clients make.
+    /// As many connections as 64 clients can make.
     ApacheMost,
-    /// A call.
+    /// One VoIP call.
     Call,
-    /// Many of them.
+    /// Many VoIP calls.
     Lines,
-    /// A film.
+    /// A streamed film.
     Film,
-    /// The Intel MPI Benchmarks, each LSVM a rank.
+    /// The Intel MPI Benchmarks; each LSVM is a rank.
     Mpi,
-    /// Memory throughput of a guest that is not latency-sensitive.
+    /// Memory throughput of a batch guest.
     StreamBatch,
     /// Memory throughput of the latency-sensitive guest.
     StreamLs,
 }
 
-/// A figure's name and unit.
+/// Name and unit of a figure.
 pub type Figure = (&'static str, &'static str);
 
 impl Experiment {
-    /// All, in the paper's order.
+    /// All experiments, in the paper's order.
     pub const ALL: [Self; 13] = [
         Self::Ping,
         Self::JitterSmall,
@@ -107,7 +107,7 @@ impl Experiment {
         Self::Film,
     ];
 
-    /// What it finds, in the order in which it is measured.
+    /// Figures of the experiment, in the order of measurement.
     pub fn figures(self) -> &'static [Figure] {
         match self {
             Self::Ping => &[("ping mean", "ms"), ("ping p99", "ms")],
@@ -163,7 +163,7 @@ impl Experiment {
         }
     }
 
-    /// With which guests it is made: those of the paper, each with others that are busy all or part of the time.
+    /// Setups of the experiment: the paper's guests, with the others busy all or part of the time.
     pub fn setups(self) -> Vec<Setup> {
         let (vms, ls, duties): (&[usize], &[usize], &[u32]) = match self {
             Self::Ping => (&[3, 4, 5], &[1, 2], &[100, 40]),
@@ -185,7 +185,7 @@ impl Experiment {
         setups
     }
 
-    /// About how long it takes on one side.
+    /// Approximate duration on one side.
     pub fn time(self, quick: bool) -> Duration {
         let ms = match self {
             Self::Ping => times(quick).ping + 500,
@@ -195,7 +195,7 @@ impl Experiment {
             Self::Apache | Self::ApacheMost => times(quick).apache + 700,
             Self::Call | Self::Lines => times(quick).call + 1700,
             Self::Film => times(quick).film + 3000,
-            // the mean of all sides: half a minute with 30 ms slices
+            // Mean of all sides; 30 ms slices take half a minute.
             Self::Mpi if quick => 14_000,
             Self::Mpi => 16_000,
             Self::StreamBatch | Self::StreamLs => 4 * (times(quick).stream + 400),
@@ -204,7 +204,7 @@ impl Experiment {
     }
 }
 
-/// How long each experiment is, in milliseconds.
+/// Durations of the experiments, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
     /// Pings.
@@ -213,19 +213,19 @@ pub struct Times {
     pub jitter: u64,
     /// TCP streams on the LAN.
     pub lan: u64,
-    /// TCP streams over a longer way, which begin slowly.
+    /// TCP streams over the long line, which start slowly.
     pub wan: u64,
-    /// Connections.
+    /// Apache connections.
     pub apache: u64,
-    /// Calls.
+    /// VoIP calls.
     pub call: u64,
     /// Films.
     pub film: u64,
-    /// Each kernel of STREAM.
+    /// Each STREAM kernel.
     pub stream: u64,
 }
 
-/// How often each of MPI's calls is timed: less often where each takes many turns of 30 ms.
+/// Number of timed repetitions of each MPI call; fewer where a call takes many turns of 30 ms.
 pub fn calls(side: Side, quick: bool) -> u32 {
     match (side, quick) {
         (Side::Credit, _) => 2,
@@ -234,7 +234,7 @@ pub fn calls(side: Side, quick: bool) -> u32 {
     }
 }
 
-/// Those of a whole run, or of a look.
+/// Durations of a full or a quick run.
 pub fn times(quick: bool) -> Times {
     match quick {
         false => Times {
@@ -260,22 +260,22 @@ pub fn times(quick: bool) -> Times {
     }
 }
 
-/// Time to switch from one side, or one set of guests' classes, to the next.
+/// Time to switch between sides or between sets of latency-sensitive guests.
 pub const SWITCH_TIME: Duration = Duration::from_millis(900);
-/// Time to boot a lab with its servers and take it down.
+/// Time to boot a lab with its servers and shut it down.
 pub const BOOT_TIME: Duration = Duration::from_secs(5);
 
-/// An experiment with its guests.
+/// An experiment with its setup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cell {
-    /// With which guests.
+    /// The guests.
     pub setup: Setup,
-    /// What.
+    /// The experiment.
     pub part: Experiment,
 }
 
 impl Cell {
-    /// All, in the paper's order.
+    /// All cells, in the paper's order.
     pub fn all() -> Vec<Self> {
         let cells = Experiment::ALL.into_iter().flat_map(|part| {
             let setups = part.setups().into_iter();
@@ -290,7 +290,7 @@ impl Cell {
         figures.map(move |figure| (format!("{}, {}", figure.0, self.setup.name()), *figure))
     }
 
-    /// Those of which a row has one of the patterns in its name.
+    /// Cells with a row whose name contains one of the patterns.
     pub fn of(patterns: Option<&[&str]>) -> Vec<Self> {
         let has = |cell: &Self| {
             let any = |patterns: &[&str]| {
@@ -306,7 +306,7 @@ impl Cell {
     }
 }
 
-/// Numbers of guests of these cells, each a lab of its own.
+/// Guest counts of these cells; each needs its own lab.
 pub fn labs(cells: &[Cell]) -> Vec<usize> {
     let mut labs: Vec<usize> = cells.iter().map(|cell| cell.setup.vms).collect();
     labs.sort_unstable();
@@ -314,7 +314,7 @@ pub fn labs(cells: &[Cell]) -> Vec<usize> {
     labs
 }
 
-/// Numbers of latency-sensitive guests in a lab.
+/// Counts of latency-sensitive guests in a lab.
 pub fn classes(cells: &[Cell], vms: usize) -> Vec<usize> {
     let of = cells.iter().filter(|cell| cell.setup.vms == vms);
     let mut ls: Vec<usize> = of.map(|cell| cell.setup.ls).collect();
@@ -323,7 +323,7 @@ pub fn classes(cells: &[Cell], vms: usize) -> Vec<usize> {
     ls
 }
 
-/// How long a round takes.
+/// Duration of a round.
 pub fn round(cells: &[Cell], quick: bool) -> Duration {
     let sides = SIDES.len() as u32;
     let mut time: Duration = cells.iter().map(|c| c.part.time(quick) * sides).sum();
