@@ -84,12 +84,16 @@ pub fn run(options: &Options) -> Outcome {
     };
     let cells: Vec<usize> = (0..CELLS.len()).filter(|i| wanted(&CELLS[*i])).collect();
     if cells.is_empty() {
-        return Err(Failure::usage("no cell name contains the pattern of --only; try `64 VMs`"));
+        return Err(Failure::usage(
+            "no cell name contains the pattern of --only; try `64 VMs`",
+        ));
     }
     // SAFETY: a plain system call, made on the thread that starts all children.
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
         let e = std::io::Error::last_os_error();
-        return Err(Failure::run(format!("cannot create a network namespace: {e}")));
+        return Err(Failure::run(format!(
+            "cannot create a network namespace: {e}"
+        )));
     }
     let each = SETTLE_TIME + measured + Duration::from_secs(3);
     let whole = each * (rounds * cells.len()) as u32;
@@ -363,9 +367,15 @@ mod tests {
         }
         assert_eq!(not_metered(&list, cell), None);
         list.vms[1].by_vcpu.clear();
-        assert_eq!(not_metered(&list, cell).unwrap(), "the daemon did not meter b");
+        assert_eq!(
+            not_metered(&list, cell).unwrap(),
+            "the daemon did not meter b"
+        );
         list.vms[1].by_vcpu.push(CpuTime::default());
-        assert_eq!(not_metered(&list, cell).unwrap(), "the daemon did not meter b");
+        assert_eq!(
+            not_metered(&list, cell).unwrap(),
+            "the daemon did not meter b"
+        );
         list.vms.pop();
         assert_eq!(not_metered(&list, cell).unwrap(), "the daemon lost VMs");
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola-lab bench sim`: the speed of the simulator: one host by events, and fleets of 100, 1,000 and 10,000 hosts by the fluid model.
+//! `viola-lab bench sim`: measures the speed of the simulator for one host by events, and for fleets of 100, 1,000 and
+//! 10,000 hosts by the fluid model.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -16,30 +17,30 @@ use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_cli::table;
 
-/// The host that is simulated by events: 64 VMs on 16 cores.
+/// Host for the event simulation: 64 VMs on 16 cores.
 const HOST: &str = "crates/sim/scenarios/host64.toml";
-/// How long [`HOST`] is simulated, s; a test compares it with the file.
+/// Simulated time of [`HOST`], s. A test compares it with the file.
 const HOST_SECONDS: f64 = 600.0;
-/// So many hosts, with 64 VMs each, for ten minutes.
+/// Fleet sizes in hosts; each host has 64 VMs and is simulated for ten minutes.
 const FLEETS: [usize; 3] = [100, 1000, 10_000];
 
-/// How long a core computes before it is measured.
+/// Warm-up time of a core before a measurement.
 const WARM_UP: Duration = Duration::from_secs(2);
 
-/// What one run took.
+/// Cost of one run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Cost {
-    /// By the clock, s.
+    /// Wall-clock time, s.
     wall: f64,
-    /// On all cores together, s.
+    /// CPU time on all cores, s.
     cpu: f64,
-    /// Most memory, MiB.
+    /// Peak memory, MiB.
     mib: f64,
-    /// Clock of a core just then, GHz.
+    /// Clock of the core just before the run, GHz.
     ghz: f64,
 }
 
-/// What is measured: the host, or a fleet.
+/// A cell: the host or a fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cell {
     Host,
@@ -58,7 +59,7 @@ impl Cell {
         }
     }
 
-    /// About how long it takes.
+    /// Approximate duration.
     fn time(self) -> Duration {
         match self {
             Self::Host => WARM_UP + Duration::from_secs(1),
@@ -67,7 +68,7 @@ impl Cell {
     }
 }
 
-/// Runs it, prints the table and writes the result.
+/// Runs the benchmark, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
     let rounds = options.rounds();
     let wanted = |cell: &Cell| {
@@ -76,7 +77,7 @@ pub fn run(options: &Options) -> Outcome {
     };
     let cells: Vec<Cell> = Cell::all().filter(wanted).collect();
     if cells.is_empty() {
-        let what = "no cell has that in its name; try `one host` or `100 hosts`";
+        let what = "no cell name contains the pattern of --only; try `one host` or `100 hosts`";
         return Err(Failure::usage(what));
     }
     let whole = cells.iter().map(|c| c.time()).sum::<Duration>() * rounds as u32;
@@ -121,8 +122,8 @@ fn measure(cell: Cell) -> Outcome<Cost> {
     cost.map_err(|e| Failure::run(format!("{}: {e}", cell.name())))
 }
 
-/// Keeps to one core, which a child does then too, and begins when that has computed for a while: one that was idle takes its time to
-/// reach its clock.
+/// Pins this process and its children to one core and warms the core up: an idle core needs time to reach its full
+/// clock.
 fn on_a_warm_core<T>(run: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
     let all = sched_getaffinity(None)?;
     let mut one = CpuSet::new();
@@ -137,17 +138,17 @@ fn on_a_warm_core<T>(run: impl FnOnce() -> std::io::Result<T>) -> std::io::Resul
     done
 }
 
-/// Runs a program to its end.
+/// Runs a program to its end and measures its cost.
 fn cost(command: &mut Command) -> std::io::Result<Cost> {
     let begin = Instant::now();
-    // waited for below, with what it used
+    // wait4() below waits for the child and returns its resource use.
     #[allow(clippy::zombie_processes)]
     let child = command.spawn()?;
     let mut status = 0;
-    // SAFETY: numbers only, for which zero is a value.
+    // SAFETY: all fields are integers, for which zero is valid.
     let mut used: libc::rusage = unsafe { std::mem::zeroed() };
     loop {
-        // SAFETY: the child is ours and nobody else waits for it; both places are there to be written.
+        // SAFETY: nothing else waits for this child; both pointers are valid for writes.
         let pid =
             unsafe { libc::wait4(child.id().cast_signed(), &raw mut status, 0, &raw mut used) };
         let e = std::io::Error::last_os_error();
@@ -173,15 +174,15 @@ fn cost(command: &mut Command) -> std::io::Result<Cost> {
     })
 }
 
-/// What a core's clock is, by additions of which each needs the one before and takes one cycle: on a shared machine it is now this, now
-/// that. The quickest of three looks, as the rest is other programs' doing.
+/// Measures the clock of a core with a chain of dependent additions of one cycle each. The clock of a shared machine
+/// varies. The best of three samples counts, because other programs only slow it down.
 fn clock_ghz() -> f64 {
     const CYCLES: u32 = 20_000_000;
     let look = || {
         let begin = Instant::now();
         let mut sum = 0_u64;
         for _ in 0..CYCLES / 8 {
-            // SAFETY: it changes nothing but this register and the flags, of which the compiler is told.
+            // SAFETY: the code changes only this register and the flags; the compiler knows both.
             #[cfg(target_arch = "x86_64")]
             unsafe {
                 std::arch::asm!(
@@ -209,7 +210,7 @@ fn rows(found: &[(Cell, Cost)]) -> Vec<Row> {
     let host = Row::new("one host, 64 VMs on 16 cores, 10 minutes", "s")
         .side("clock", of(Cell::Host, |c| c.wall))
         .side("CPU", of(Cell::Host, |c| c.cpu))
-        // a thousand times real time on one core
+        // One thousand times real time on one core.
         .goal(Goal::FigureAtMost(HOST_SECONDS / 1000.0), "CPU");
     let cycles = Row::new("the same in cycles of a core", "G")
         .side("CPU", of(Cell::Host, |c| c.cpu * c.ghz));
@@ -226,7 +227,7 @@ fn rows(found: &[(Cell, Cost)]) -> Vec<Row> {
         });
     }
     let [few, _, many] = FLEETS;
-    // each host as dear as in a small fleet, within what a start costs
+    // A host in a large fleet costs as much as in a small one, apart from the start-up cost.
     let mut each = Row::new("CPU time of a host, 10,000 against 100", "ms");
     for hosts in FLEETS {
         let costs = of(Cell::Fleet(hosts), |c| c.cpu);

@@ -189,9 +189,9 @@ fn turns(measured: &Measured) -> String {
     let names = names(VMS);
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let mut html = String::from(
-        "<h2>Whose turn it was</h2>\n<p>The core for an eighth of a second, all four guests busy: what each context \
-         switch handed it to. Each guest gets a quarter on every side; what differs is how long it waits for \
-         it.</p>\n",
+        "<h2>Timeline of the core</h2>\n<p>One eighth of a second with all four guests busy, from the kernel's context \
+         switches. Each guest gets a quarter of the core on every side. The sides differ in how long a guest \
+         waits.</p>\n",
     );
     for (number, stretches) in measured.timelines.iter().enumerate() {
         let waited = timeline::longest_wait(stretches, 0, TIMELINE_MS)
@@ -241,7 +241,7 @@ fn parts(measured: &Measured) -> String {
         .collect();
     let fair = vec![1.0 / VMS as f64; VMS];
     format!(
-        "<h2>What everybody got</h2>\n<p>Shorter slices are no bigger share: all four guests busy, over all \
+        "<h2>Shares of the core</h2>\n<p>Shorter slices do not mean a larger share. All four guests are busy; the bars cover all \
          measurements.</p>\n<figure>{}</figure>\n",
         shares::chart(
             "shares",

@@ -27,5 +27,6 @@ pub fn viola() -> Outcome<PathBuf> {
 /// # Errors
 /// The kernel does not report the path.
 pub fn lab() -> Outcome<PathBuf> {
-    std::env::current_exe().map_err(|e| Failure::run(format!("cannot find the path of this program: {e}")))
+    std::env::current_exe()
+        .map_err(|e| Failure::run(format!("cannot find the path of this program: {e}")))
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola-lab bench scx`: how long one of four VMs takes to get its core when it is asked something, by sched_ext, slots,
-//! EEVDF slices and stock scheduling, and what each of them gets; the same with turbo vCPUs; and what is left of a core to
-//! the VMs beside a busy program of the host. scx_lavd and scx_bpfland take part where scripts/other-schedulers.sh has made
-//! them; they schedule the whole host.
+//! `viola-lab bench scx`: measures how long one of four VMs waits for its core after a request under sched_ext, slots,
+//! EEVDF slices and stock scheduling, and the CPU share of each VM. It repeats this with turbo vCPUs, and measures the
+//! CPU time left to the VMs beside a busy host program. scx_lavd and scx_bpfland, which schedule the whole host, take
+//! part if scripts/other-schedulers.sh has built them.
 //!
-//! This needs a kernel with sched_ext, so the host is a QEMU guest, and its VMs are processes ([`stand`]). Its time is
-//! counted in instructions of 8 ns, so that nothing else on this machine is measured; a decision of a scheduler costs
-//! its instructions.
+//! This needs a kernel with sched_ext, so the host is a QEMU guest and its VMs are processes ([`stand`]). Its clock
+//! counts instructions, 8 ns each, so other load on this machine does not matter. Each scheduling decision costs its
+//! instructions.
 
 mod stand;
 
@@ -36,27 +36,27 @@ const SCHED_EXT: &str = "sched_ext";
 const LAVD: &str = "scx_lavd";
 const BPFLAND: &str = "scx_bpfland";
 const SIDES: [&str; 6] = [STOCK, EEVDF, SLOTS, SCHED_EXT, LAVD, BPFLAND];
-/// Those that know turbo cores, and what they are compared with.
+/// Sides that support turbo cores, and those that they are compared with.
 const TURBO_SIDES: [&str; 3] = [STOCK, SLOTS, SCHED_EXT];
 
-/// What is measured of a cell.
+/// Quantity that a cell measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Quantity {
-    /// How soon the first VM answers, and what it and all get.
+    /// Reply time of the first VM, its share, and the share of all VMs.
     Answers,
-    /// How far the VMs are from equal shares of both cores.
+    /// Distance of the VMs from equal shares of both cores.
     Shares,
-    /// What all get beside a program of the host.
+    /// Share of all VMs beside a host program.
     Beside,
 }
 
-/// The regular core and the turbo core. The emulator gives its CPUs time in turns, from the lowest on: an interrupt that the one
-/// who asks (CPU 0) sends is seen at once by CPU 1 only.
+/// The regular core and the turbo core. The emulator runs its CPUs in turn, from the lowest number on: only CPU 1 sees
+/// an interrupt from the requester (CPU 0) at once.
 const TURBO: &str = "2,1";
 
 struct Cell {
     name: &'static str,
-    /// The core, or the regular and the turbo core.
+    /// The core, or the regular core and the turbo core.
     cpus: &'static str,
     vms: &'static str,
     what: Quantity,
@@ -65,9 +65,9 @@ struct Cell {
     shift: u32,
 }
 
-/// As slow as an emulator can do without the result taking hours.
+/// The slowest emulated clock that keeps the run time within hours.
 const MAX_SHIFT: u32 = 3;
-/// Nearer to a real core, for what the cost of a decision is part of.
+/// Closer to a real core, for figures that depend on the cost of a decision.
 const FAST: u32 = 1;
 
 const CELLS: [Cell; 8] = [
@@ -103,7 +103,7 @@ const CELLS: [Cell; 8] = [
         sides: &TURBO_SIDES,
         shift: MAX_SHIFT,
     },
-    // The first has interrupts for 15 % of a core.
+    // The first VM has interrupts for 15 % of a core.
     Cell {
         name: "turbo, one with interrupts",
         cpus: TURBO,
@@ -139,12 +139,12 @@ const CELLS: [Cell; 8] = [
 ];
 
 const BOOT_TIME: Duration = Duration::from_secs(30);
-/// Longest that a cell may take, however busy this machine is.
+/// Timeout for a cell, including a busy machine.
 const CELL_TIMEOUT: Duration = Duration::from_secs(900);
 
-/// What one run of a cell gave.
+/// Result of one run of a cell.
 struct Reading {
-    /// NaN where nobody was asked.
+    /// Reply times, µs; NaN if nothing was requested.
     p50_us: f64,
     p99_us: f64,
     shares: Vec<f64>,
@@ -154,7 +154,7 @@ impl Reading {
     fn parse(text: &str) -> Option<Self> {
         let value: Value = serde_json::from_str(text.lines().last()?).ok()?;
         let shares = value["shares_percent"].as_array()?;
-        // one that has ended measured something else
+        // If the scheduler ended, the run measured another one.
         if !value["ended"].as_array()?.is_empty() {
             return None;
         }
@@ -170,7 +170,7 @@ impl Reading {
         self.shares.iter().sum()
     }
 
-    /// How far any VM is from an equal share, points.
+    /// Largest distance of a VM from an equal share, points.
     fn unfair(&self) -> f64 {
         let mean = self.all() / self.shares.len().max(1) as f64;
         let far = self.shares.iter().map(|s| (s - mean).abs());
@@ -180,17 +180,18 @@ impl Reading {
 
 type Measurements = BTreeMap<(&'static str, &'static str), Vec<Reading>>;
 
-/// Runs it, prints the table and writes the result.
+/// Runs the benchmark, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
     let rounds = options.rounds();
-    // Answers are some 90 a second. A VM may be ahead of its share on two cores by two accounting periods, 60 ms.
+    // About 90 replies per second. A VM may be ahead of its share on two cores by two accounting periods, 60 ms.
     let seconds = |what: Quantity| match (what, options.quick) {
         (Quantity::Shares, _) => 10,
         (_, true) => 2,
         (Quantity::Answers, false) => 6,
         (Quantity::Beside, false) => 3,
     };
-    // Those at 2 ns take four times as long, and say nothing but where a part of the others' times is from: by name.
+    // The cells at 2 ns take four times as long and only show the origin of a part of the other times, so they run only
+    // by name.
     let wanted = |cell: &&Cell| match &options.only {
         Some(only) => cell.name.contains(only.as_str()),
         None => cell.shift == MAX_SHIFT,
@@ -198,10 +199,11 @@ pub fn run(options: &Options) -> Outcome {
     let cells: Vec<_> = CELLS.iter().filter(wanted).collect();
     if cells.is_empty() {
         return Err(Failure::usage(
-            "no cell has that in its name; try busy, idle, turbo, host or 2 ns",
+            "no cell name contains the pattern of --only; try busy, idle, turbo, host or 2 ns",
         ));
     }
-    // A guest's second takes one to two here, and as many times longer as its instructions are shorter.
+    // One second of the guest takes one to two seconds here at 8 ns per instruction, and proportionally longer with
+    // shorter instructions.
     let each = |cell: &Cell| {
         Duration::from_secs(seconds(cell.what) * 2 + 2) * (1 << (MAX_SHIFT - cell.shift))
     };
@@ -248,7 +250,8 @@ pub fn run(options: &Options) -> Outcome {
             found.entry((name, side)).or_default().push(reading);
             Ok(())
         };
-        // The others take long to start: once a round, for all cells. Who comes first changes.
+        // The other schedulers take long to start, so each starts once per round for all cells. The order changes each
+        // round.
         let mut turns = vec![None];
         let at_all = |other: &&str| cells.iter().any(|cell| cell.sides.contains(other));
         turns.extend(others.keys().copied().filter(at_all).map(Some));
@@ -291,7 +294,7 @@ pub fn run(options: &Options) -> Outcome {
     table::print(&text)
 }
 
-/// What `stand run` calls it.
+/// Name of the mechanism for `stand run`.
 fn mechanism(side: &str) -> String {
     match OTHERS.contains(&side) {
         true => format!("/viola/bin/{side}"),
@@ -299,7 +302,7 @@ fn mechanism(side: &str) -> String {
     }
 }
 
-/// One of the others, at work in the guest.
+/// Another scheduler that is active in the guest.
 struct OtherScheduler<'a> {
     host: &'a QemuVm,
 }
@@ -334,7 +337,7 @@ fn failed(e: viola_lab::Error) -> Failure {
 
 const OTHERS: [&str; 2] = [LAVD, BPFLAND];
 
-/// Those of the other schedulers that have been made, with where they are.
+/// The other schedulers that are built, with their paths.
 fn others() -> BTreeMap<&'static str, PathBuf> {
     let built = std::env::var_os("VIOLA_SCHEDULERS_BUILD");
     let built = built.map_or_else(|| PathBuf::from("build/schedulers"), PathBuf::from);
@@ -363,7 +366,7 @@ fn boot(
     spec.cores = vec![core];
     let host = QemuVm::start(&spec, &image, folder).map_err(failed)?;
     program.unpack(&host).map_err(failed)?;
-    // scx_lavd and scx_bpfland ask debugfs, and what they take for the kernel's configuration, what it can do.
+    // scx_lavd and scx_bpfland need debugfs, and files of /boot that they read as the kernel configuration.
     let prepare = "mount -t debugfs debugfs /sys/kernel/debug && rm -f /boot && mkdir /boot && \
                    cp /lib/modules/$(uname -r)/config /boot/config-$(uname -r)";
     host.sh(prepare).map_err(failed)?;
@@ -405,7 +408,7 @@ fn rows(found: &Measurements) -> Vec<Row> {
                 rows.push(far.goal(Goal::FigureAtMost(1.0), SCHED_EXT));
                 rows.push(side(all, cell, &Reading::all).against(SCHED_EXT, SLOTS));
             }
-            // What goes first there is not the same, by design: no goal.
+            // The order of service differs by design, so there is no goal.
             Quantity::Beside => rows.push(side(all, cell, &|r| {
                 r.all() - r.shares.last().copied().unwrap_or(0.0)
             })),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Processes that stand for VMs share a core by one mechanism or another: what the benchmark and the test bed of
-//! sched_ext run in a guest whose kernel has it. As `viola-lab internal stand WORDS`:
+//! Runs processes that stand in for VMs on one core under a given mechanism. The benchmark and the test bed of
+//! sched_ext run it in a guest whose kernel has sched_ext, as `viola-lab internal stand WORDS`:
 //! ```text
 //!     probe                             whether this kernel takes the scheduler, and what verifying costs
 //!     run MECHANISM CPU[,TURBO] SECONDS VM...
@@ -43,7 +43,7 @@ use viola_cli::error::chain;
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
-/// Runs it; `words` are those after `stand`.
+/// Runs a subcommand; `words` are the arguments after `stand`.
 pub fn stand(words: &[String]) -> viola_cli::error::Outcome {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     carry_out(&words).map_err(|e| viola_cli::error::Failure::run(chain(e.as_ref())))
@@ -58,7 +58,7 @@ fn carry_out(words: &[&str]) -> Outcome {
                     let verified = ready.verified();
                     let all: u32 = verified.iter().map(|(_, n)| n).sum();
                     println!("yes");
-                    println!("the verifier looked at {all} instructions: {verified:?}");
+                    println!("the verifier processed {all} instructions: {verified:?}");
                 }
                 Err(e) => println!("no: {}", chain(&e)),
             }
@@ -78,7 +78,7 @@ fn carry_out(words: &[&str]) -> Outcome {
         ["run", mechanism, cpu, seconds, vms @ ..] if !vms.is_empty() => {
             run(mechanism, cpu, seconds.parse()?, vms)
         }
-        _ => Err("this command is for tests, not for people".into()),
+        _ => Err("unknown arguments; benchmarks and tests use this command".into()),
     }
 }
 
@@ -143,15 +143,15 @@ fn now() -> u64 {
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-/// Asks the first VM again and again; the times until it had the core and took the question, in ns. The way back is
-/// left out: it is the same for all mechanisms.
+/// Sends requests to the first VM one after the other. Returns the times until it had the core and received the
+/// request, in ns. The way back is excluded, as it is the same for all mechanisms.
 fn ask(to: &Path, until: Instant) -> Outcome<Vec<u64>> {
     let me = file("ask");
     let socket = UnixDatagram::bind(&me)?;
     socket.set_read_timeout(Some(Duration::from_secs(4)))?;
     let (mut trips, mut ask, mut answer) = (Vec::new(), 0_u64, [0; 16]);
     while Instant::now() < until {
-        // not in step with any slice
+        // Random pauses, so that requests do not fall in step with slices.
         ask = ask.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         std::thread::sleep(Duration::from_micros(7_000 + (ask >> 33) % 9_000));
         let begin = now();
@@ -177,7 +177,7 @@ fn quantile(sorted: &[u64], q: f64) -> f64 {
 
 fn run(mechanism: &str, cpus: &str, seconds: f64, specs: &[&str]) -> Outcome {
     let mut place = Place::parse(cpus)?;
-    // Whoever asks has another core.
+    // The requester has another core.
     let online = viola_host::topology::online()?;
     let others: CpuSet = online.iter().filter(|c| !place.has(*c)).collect();
     let _ = attrs::set_affinity(std::process::id(), &others)?;
@@ -189,7 +189,7 @@ fn run(mechanism: &str, cpus: &str, seconds: f64, specs: &[&str]) -> Outcome {
         ..Knobs::default()
     };
     let mut scx = Scx::with_knobs(file("saved"), knobs);
-    // What takes a moment is done before the VMs take their part of the guest.
+    // Complete slow setup before the VMs use the guest's CPUs.
     if matches!(mechanism, "sched_ext" | "tick") {
         scx.prepare()?;
     }
@@ -227,8 +227,10 @@ fn run(mechanism: &str, cpus: &str, seconds: f64, specs: &[&str]) -> Outcome {
         }
         "sched_ext" | "tick" => Some(&mut scx),
         path if path.starts_with('/') && scx::active_scheduler().is_some() => None,
-        path if path.starts_with('/') => return Err(format!("{path} is not at work").into()),
-        _ => return Err("no such mechanism".into()),
+        path if path.starts_with('/') => {
+            return Err(format!("{path} is not the active scheduler").into());
+        }
+        _ => return Err("unknown mechanism".into()),
     };
     if let Some(used) = used {
         let index = |vm: &Vm| meter.as_ref().and_then(|m| m.index(&vm.id)).unwrap_or(0);
@@ -295,7 +297,7 @@ fn cost(scx: &Scx) -> Value {
     json!({"vms": vms, "cores": cores})
 }
 
-/// One VM of two is never run.
+/// Never runs one of two VMs, so that the kernel's watchdog ends the scheduler.
 fn eject(cpu: u32) -> Outcome {
     let place = Place::parse(&cpu.to_string())?;
     let stands = [

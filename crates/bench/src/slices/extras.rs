@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Cells beside the groups: other weights, a cap, two latency-sensitive guests, a flood of packets, silence, and
-//! the first pings after switching on. All with microslices of 0.3 ms.
+//! Cells beside the groups: other weights, a cap, two latency-sensitive guests, a packet flood, an idle host, and the
+//! first pings after viola starts. The microslice is 0.3 ms.
 
 use std::time::{Duration, Instant};
 
@@ -16,25 +16,25 @@ use crate::harness::side::{Active, Guests as Settings, Side, lab_failure, slice}
 use viola_cli::error::{Failure, Outcome};
 
 const MICROSLICE: u32 = 300;
-/// Packets per second of the flood: more than a guest that shares its core can take.
+/// Packets per second of the flood, more than a guest on a shared core can receive.
 const FLOOD: u32 = 20_000;
 const CAP: u32 = 20;
 const VIOLA: &str = "viola";
 
-/// How an extra is measured.
+/// Settings of an extra cell.
 #[derive(Debug, Clone, Copy)]
 pub struct ExtraOptions {
-    /// The guests' core.
+    /// Core of the guests.
     pub core: usize,
-    /// Length of a cell.
+    /// Duration of a cell.
     pub times: Times,
-    /// Pings after switching on.
+    /// Number of pings after viola starts.
     pub pings: usize,
-    /// Of the random intervals.
+    /// Seed of the random intervals.
     pub seed: u64,
 }
 
-/// What was read, round by round.
+/// Readings, one per round.
 #[derive(Debug, Default)]
 pub struct Measurements {
     readings: Vec<(Extra, Reading)>,
@@ -42,7 +42,7 @@ pub struct Measurements {
 }
 
 impl Measurements {
-    /// Measures one of them.
+    /// Measures one extra cell.
     pub fn measure(
         &mut self,
         extra: Extra,
@@ -76,7 +76,7 @@ impl Measurements {
         let active = Active::start(Side::Viola(MICROSLICE), &settings, &guests.lab)?;
         let reading = match extra {
             Extra::Flood => flooded(guests, &active, sampler, job)?,
-            // no pings either: what is measured is that nothing happens
+            // No pings: the cell shows that an idle host costs nothing.
             Extra::Quiet => quiet(guests, &active, sampler, job.times.ping)?,
             _ => cell::measure(guests, &active, sampler, &job.times, job.seed)?,
         };
@@ -85,7 +85,7 @@ impl Measurements {
         Ok(())
     }
 
-    /// Their rows.
+    /// Rows of the extra cells.
     pub fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         for extra in [Extra::Weights, Extra::Cap, Extra::TwoLs, Extra::Flood] {
@@ -142,7 +142,7 @@ impl Measurements {
     }
 }
 
-/// A cell while packets come in.
+/// A cell during a packet flood.
 fn flooded(
     guests: &Guests,
     active: &Active,
@@ -164,16 +164,16 @@ fn flooded(
         let reading = cell::measure(guests, active, sampler, &job.times, job.seed);
         let sent = sender
             .join()
-            .map_err(|_| Failure::run("the flood's thread has failed"))?
+            .map_err(|_| Failure::run("the flood's thread failed"))?
             .map_err(lab_failure)?;
         if sent.sent == 0 {
-            return Err(Failure::run("not one packet of the flood was sent"));
+            return Err(Failure::run("the flood sent no packet"));
         }
         reading
     })
 }
 
-/// A cell of nothing but time.
+/// A cell without load.
 fn quiet(
     guests: &Guests,
     active: &Active,

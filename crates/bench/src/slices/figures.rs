@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From readings to rows: every figure, every microslice, and the goals (issue "viola stands up", Bars).
+//! Rows from readings: every figure, every microslice, and the goals (issue "viola stands up", Bars).
 
 use std::collections::BTreeMap;
 
@@ -8,18 +8,18 @@ use crate::harness::cell::{Reading, fair, points_from};
 use crate::harness::row::{Goal, Row};
 use crate::harness::side::{Side, slice};
 
-/// What was read, by cell and round.
+/// Readings by cell and round.
 #[derive(Debug, Default)]
 pub struct Readings {
     cells: BTreeMap<(Group, State, Side), Vec<Reading>>,
-    /// The guest alone on its core, by number of guests in the lab.
+    /// Readings of the guest alone on its core, by number of guests in the lab.
     alone: BTreeMap<usize, Vec<Reading>>,
 }
 
-/// A figure of a reading.
+/// Selects a figure of a reading.
 type Figure = fn(&Reading) -> Option<f64>;
 
-/// Latencies with their quantiles.
+/// Latencies and their quantiles.
 const LATENCIES: [(&str, Figure, bool); 6] = [
     ("ping p50", |r| r.ping.median(), true),
     ("ping p99", |r| r.ping.quantile(0.99), true),
@@ -37,7 +37,7 @@ const VIOLA: &str = "viola";
 const ALONE: &str = "alone";
 
 impl Readings {
-    /// Adds a round's reading of a cell.
+    /// Adds a reading of a cell.
     pub fn add(&mut self, group: Group, state: State, side: Side, reading: Reading) {
         self.cells
             .entry((group, state, side))
@@ -45,12 +45,12 @@ impl Readings {
             .push(reading);
     }
 
-    /// Adds a round's reading of the guest alone on its core.
+    /// Adds a reading of the guest alone on its core.
     pub fn add_alone(&mut self, vms: usize, reading: Reading) {
         self.alone.entry(vms).or_default().push(reading);
     }
 
-    /// All readings.
+    /// All readings of a cell.
     pub fn readings(&self) -> impl Iterator<Item = &Reading> {
         self.cells.values().flatten()
     }
@@ -105,7 +105,7 @@ impl Readings {
                 None => row,
             };
             let p50 = name.ends_with("p50");
-            // a microslice of 1 ms is a choice for less overhead, not for these goals
+            // A microslice of 1 ms trades latency for less overhead, so these goals do not apply.
             let short = us <= 300;
             let stock = match (state, p50) {
                 _ if !has_goal => None,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The first 10,000 pings after switching on: each one alone, so that a late one can be looked up in a trace
-//! of the core.
+//! The first 10,000 pings after viola starts. Each has its own timestamp, so that a trace of the core can explain a
+//! late one.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,26 +17,26 @@ use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_report::stats::figure;
 
-/// Above this a ping is late, ms.
+/// A ping above this round trip is late, ms.
 pub const LATE_PING_MS: f64 = 5.0;
-/// LatePing pings that are described.
+/// Maximum number of late pings that are described.
 const DESCRIBED: usize = 5;
-/// Threads that are named for each of them.
+/// Maximum number of threads named per late ping.
 const MAX_NAMED_THREADS: usize = 3;
 
 /// A late ping.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LatePing {
-    /// Since switching on, seconds.
+    /// Time since viola started, seconds.
     pub at_s: f64,
-    /// Its round trip, ms; `None` when no answer came.
+    /// Round trip, ms; `None` without a reply.
     pub ms: Option<f64>,
-    /// Who had the core meanwhile, ms each, the longest first.
+    /// Threads that had the core meanwhile, with their time in ms, longest first.
     pub ran: Vec<(String, f64)>,
 }
 
 impl LatePing {
-    /// In words.
+    /// One line of text.
     fn text(&self) -> String {
         let rtt = self
             .ms
@@ -90,7 +90,7 @@ pub fn pings(
     Ok(late.collect())
 }
 
-/// LatePing pings with the span of CLOCK_MONOTONIC (ns) that each was under way.
+/// Late pings with their span of CLOCK_MONOTONIC (ns).
 fn send(
     guests: &Guests,
     web: std::net::Ipv4Addr,
@@ -102,7 +102,7 @@ fn send(
     let mut random = seed | 1;
     for number in 0..count {
         if number > 0 {
-            // xorshift64; 3 to 12 ms
+            // xorshift64, scaled to 3..12 ms.
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
@@ -139,7 +139,7 @@ fn monotonic() -> u64 {
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
 
-/// What happened on the core.
+/// Trace of the core.
 #[derive(Debug, Default)]
 struct Record {
     switches: Vec<Switch>,
@@ -147,7 +147,7 @@ struct Record {
     names: HashMap<i32, String>,
 }
 
-/// Traces the core until told to end; without the right to, nothing is recorded.
+/// Traces the core until `end` is set. Records nothing without the permission.
 fn record(core: usize, over: &AtomicBool) -> Record {
     let mut record = Record::default();
     let Ok(mut trace) = CoreTrace::start(core) else {
@@ -157,7 +157,7 @@ fn record(core: usize, over: &AtomicBool) -> Record {
     while !last {
         last = over.load(Ordering::Relaxed);
         trace.read();
-        // names are asked for at once: a compiler's process, say, may be gone soon
+        // Read the names at once; short-lived processes soon disappear.
         for switch in trace.switches.drain(..) {
             record
                 .names
@@ -181,7 +181,7 @@ fn comm(tid: i32) -> String {
     }
 }
 
-/// Who had the core in a span of time, the longest first.
+/// Threads that had the core in a span of time, longest first.
 fn ran(
     switches: &[Switch],
     from: u64,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola-lab bench slices`: how long requests to one guest wait when others want its core, under stock scheduling,
-//! the papers' slices and viola, and what that costs the others.
+//! `viola-lab bench slices`: measures how long requests to a guest on a shared core wait under stock scheduling, the
+//! papers' slices and viola, and the cost to the other guests.
 
 mod extras;
 mod figures;
@@ -25,13 +25,13 @@ use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_cli::table;
 
-/// Runs it, prints the table and writes the result.
+/// Runs the benchmark, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
     let plan = Plan::new(options.rounds(), options.quick, options.only.as_deref());
     if plan.is_empty() {
         let only = options.only.as_deref().unwrap_or_default();
         return Err(Failure::usage(format!(
-            "no cell has `{only}` in its name; try busy, idle, 5 VMs, 40 % or flood"
+            "no cell name contains `{only}`; try busy, idle, 5 VMs, 40 % or flood"
         )));
     }
     guests::split_cores(options.core)?;
@@ -80,7 +80,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// One round of all that a lab of this many guests is needed for.
+    /// One round of everything that needs a lab of this many guests.
     fn lab(&mut self, round: usize, vms: usize) -> Outcome {
         interrupt::check()?;
         let label = format!("round {} of {}: {vms} guests", round + 1, self.plan.rounds);
@@ -170,12 +170,12 @@ impl Bench {
     }
 }
 
-/// The same intervals for all sides of a round.
+/// Seed of a round: the same intervals on all sides.
 fn seed(round: usize) -> u64 {
     1 + round as u64
 }
 
-/// Time that a flood goes on around the cell that it disturbs.
+/// Time that the flood runs before and after its cell.
 fn around(times: &Times) -> Duration {
     times.cell() + Duration::from_millis(200)
 }

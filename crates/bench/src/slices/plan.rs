@@ -1,45 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What `bench slices` measures: which cells, in which order, and how long it takes.
+//! Plan of `bench slices`: the cells, their order and duration.
 
 use std::time::Duration;
 
 use crate::harness::cell::Times;
 use crate::harness::side::Side;
 
-/// What the neighbours do.
+/// Load of the neighbours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Group {
-    /// Guests on the core, the latency-sensitive one included.
+    /// Number of guests on the core, including the latency-sensitive one.
     pub vms: usize,
-    /// Percent of the time that the others work.
+    /// Duty cycle of the others, percent.
     pub duty: u32,
 }
 
 impl Group {
-    /// As rows name it.
+    /// Name in rows.
     pub fn name(self) -> String {
         format!("{} VMs, others {} %", self.vms, self.duty)
     }
 }
 
-/// All groups; those with the same number of guests share a lab.
+/// All groups. Groups with the same number of guests share a lab.
 pub const GROUPS: [Group; 3] = [
     Group { vms: 4, duty: 100 },
     Group { vms: 4, duty: 40 },
     Group { vms: 5, duty: 100 },
 ];
 
-/// Whether the latency-sensitive guest has work of its own beside what it is asked.
+/// State of the latency-sensitive guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
-    /// It has.
+    /// It has its own work beside the requests.
     Busy,
     /// It sleeps between requests.
     Idle,
 }
 
 impl State {
-    /// As rows name it.
+    /// Name in rows.
     pub fn name(self) -> &'static str {
         match self {
             Self::Busy => "LSVM busy",
@@ -61,7 +61,8 @@ pub const SIDES: [Side; 6] = [
     Side::Viola(100),
 ];
 
-/// The order of sides in a round: each begins once, and has each other before and after it in turn.
+/// Order of sides in a round: over the rounds each side comes first once and each pair of sides is adjacent in both
+/// orders.
 pub fn order(round: usize) -> Vec<Side> {
     let mut sides = SIDES.to_vec();
     sides.rotate_left(round % SIDES.len());
@@ -71,24 +72,24 @@ pub fn order(round: usize) -> Vec<Side> {
     sides
 }
 
-/// What is measured beside the groups.
+/// An extra cell beside the groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Extra {
     /// Weights 2:1:1:1.
     Weights,
-    /// One guest capped to 20 %.
+    /// One guest is capped to 20 %.
     Cap,
     /// Two latency-sensitive guests.
     TwoLs,
-    /// The latency-sensitive guest is flooded with packets.
+    /// A packet flood hits the latency-sensitive guest.
     Flood,
-    /// Nobody has anything to do.
+    /// All guests are idle.
     Quiet,
-    /// The first 10,000 pings after switching on.
+    /// The first 10,000 pings after viola starts.
     First,
 }
 
-/// All of them. The last one is measured once, the others in each round.
+/// All extra cells. The last one runs once, the others in each round.
 pub const EXTRAS: [Extra; 6] = [
     Extra::Weights,
     Extra::Cap,
@@ -99,7 +100,7 @@ pub const EXTRAS: [Extra; 6] = [
 ];
 
 impl Extra {
-    /// As rows name it.
+    /// Name in rows.
     pub fn name(self) -> &'static str {
         match self {
             Self::Weights => "weights 2:1:1:1",
@@ -112,33 +113,33 @@ impl Extra {
     }
 }
 
-/// Each cell of a full run.
+/// Durations in a full run.
 pub const FULL: Times = Times::of(200, 1800, 1500, 500);
-/// Each cell of a quick one.
+/// Durations in a quick run.
 pub const QUICK: Times = Times::of(200, 1500, 600, 600);
 
 /// Time to switch from one side to the next.
 pub const SWITCH_TIME: Duration = Duration::from_millis(900);
-/// Time to boot a lab and take it down.
+/// Time to boot a lab and shut it down.
 pub const BOOT_TIME: Duration = Duration::from_secs(4);
 
-/// What is to be done.
+/// Cells of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// How often.
+    /// Number of rounds.
     pub rounds: usize,
-    /// How long each cell.
+    /// Durations of a cell.
     pub times: Times,
-    /// Groups with the states that are measured in them.
+    /// Groups with their measured states.
     pub groups: Vec<(Group, Vec<State>)>,
-    /// What else.
+    /// Extra cells.
     pub extras: Vec<Extra>,
-    /// Pings after switching on, per state.
+    /// Number of pings after viola starts, per state.
     pub pings: usize,
 }
 
 impl Plan {
-    /// The whole of it, or what has `only` in its name.
+    /// The full plan, or the cells whose name contains `only`.
     pub fn new(rounds: usize, quick: bool, only: Option<&str>) -> Self {
         let wanted =
             |name: &str| only.is_none_or(|only| name.to_lowercase().contains(&only.to_lowercase()));
@@ -156,19 +157,19 @@ impl Plan {
         }
     }
 
-    /// Whether nothing is left to do.
+    /// Whether the plan has no cell.
     pub fn is_empty(&self) -> bool {
         self.groups.is_empty() && self.extras.is_empty()
     }
 
-    /// Whether it is everything.
+    /// Whether the plan has every cell.
     pub fn is_whole(&self) -> bool {
         let all = self.groups.len() == GROUPS.len()
             && self.groups.iter().all(|(_, states)| states.len() == 2);
         all && self.extras.len() == EXTRAS.len()
     }
 
-    /// Numbers of guests, each a lab of its own.
+    /// Guest counts; each needs its own lab.
     pub fn labs(&self) -> Vec<usize> {
         let mut labs: Vec<usize> = self.groups.iter().map(|(group, _)| group.vms).collect();
         if !self.extras.is_empty() {
@@ -192,12 +193,12 @@ impl Plan {
             .any(|(_, states)| states.contains(&State::Idle))
     }
 
-    /// Time that the pings after switching on take, per state.
+    /// Duration of the pings after viola starts, per state.
     pub fn first_time(&self) -> Duration {
         Duration::from_micros(7_500) * self.pings as u32
     }
 
-    /// How long it takes.
+    /// Duration of the plan.
     pub fn estimate(&self) -> Duration {
         let mut round = Duration::ZERO;
         for vms in self.labs() {

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What viola-agent does in a guest with a turbo vCPU: the agent itself, or the receive buffers alone.
+//! Setups with viola-agent, or only its receive buffers, in a guest with a turbo vCPU.
 
 use viola_lab::Guest;
 
 use crate::harness::guests::shell;
 use viola_cli::error::Outcome;
 
-/// 1 Gbit/s for 16 ms, which the guest's programs wait at most with slices of 4 ms among four, four times.
+/// Agent configuration: buffers for 1 Gbit/s over 16 ms, times four. 16 ms is the longest wait of the guest's programs
+/// among four guests with slices of 4 ms.
 const CONFIG: &str = "[turbo]\\ncpu = 0\\nbandwidth_mbit = 1000\\ndelay_ms = 16\\nheadroom = 4\\ndefault_buffers = true\\n";
-/// The size that this comes to.
+/// The resulting receive buffer, bytes.
 const BUFFER: u32 = 8_000_000;
 
-/// Starts it, and waits until all is in force.
+/// Starts the agent and waits until its settings are active.
 ///
 /// # Errors
-/// It is not within a minute: with what the agent says.
+/// They are not active within one minute; the error quotes the agent.
 pub fn start(guest: &Guest) -> Outcome {
     let script = format!(
         "cd /run; printf '{CONFIG}' >bench-agent.toml
@@ -28,20 +29,20 @@ pub fn start(guest: &Guest) -> Outcome {
     shell(guest, &script).map(drop)
 }
 
-/// Ends it, after it has put everything back.
+/// Ends the agent, which restores everything.
 ///
 /// # Errors
-/// It does not end.
+/// The agent does not end.
 pub fn stop(guest: &Guest) -> Outcome {
     let script = "p=$(cat /run/bench-agent.pid); kill $p; for i in $(seq 200); do [ -e /proc/$p/exe ] || exit 0; usleep 100000; done
         echo 'viola-agent does not end' >&2; exit 1";
     shell(guest, script).map(drop)
 }
 
-/// Gives the guest the agent's buffers.
+/// Sets the agent's receive buffers in the guest.
 ///
 /// # Errors
-/// The guest refuses.
+/// The guest refuses the setting.
 pub fn buffers(guest: &Guest) -> Outcome {
     let script = format!(
         "cd /proc/sys/net; cat core/rmem_default core/rmem_max ipv4/tcp_rmem >/run/bench-buffers
@@ -50,10 +51,10 @@ pub fn buffers(guest: &Guest) -> Outcome {
     shell(guest, &script).map(drop)
 }
 
-/// Takes them back.
+/// Restores the default buffers.
 ///
 /// # Errors
-/// The guest refuses.
+/// The guest refuses the setting.
 pub fn no_buffers(guest: &Guest) -> Outcome {
     let script = "cd /proc/sys/net; { read a; read b; read c; } </run/bench-buffers
         echo $a >core/rmem_default; echo $b >core/rmem_max; echo $c >ipv4/tcp_rmem";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Four guests with two vCPUs each, and one measurement of the first.
+//! Test bed: four guests with two vCPUs each. It measures the first one.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -23,57 +23,57 @@ use viola_report::stats::Sorted;
 
 /// Name of the guest that does I/O.
 const IO: &str = "io";
-/// Memory of that guest, MiB: a database lives there, too.
+/// Memory of that guest, MiB; it also holds a database.
 const MEMORY: u32 = 192;
-/// Packets a second of the floods.
+/// Packets per second of the floods.
 pub(super) const RATES: [u32; 3] = [5_000, 20_000, 50_000];
-/// More requests than there is time for.
+/// Upper bound on requests; no cell has time for more.
 const MAX_REQUESTS: usize = 1_000_000;
-/// The papers' link, bytes a second.
+/// Rate of the papers' link, bytes per second.
 const GIGABIT: u32 = 125_000_000;
-/// Time to settle on a side.
+/// Settling time on a side.
 const SETTLE_TIME: Duration = Duration::from_millis(500);
 
-/// What a cell found, as far as it was measured. Latencies are in milliseconds.
+/// Result of a cell, as far as it was measured. Latencies are in milliseconds.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Reading {
-    /// Round trips of ping, which the guest's kernel answers.
+    /// Ping round trips; the guest's kernel replies.
     pub ping: Sorted,
-    /// From the first packet of a TCP connection until it stands.
+    /// TCP connect times.
     pub connect: Sorted,
-    /// From there to the last byte of a page of 5 KiB, which a web server sends.
+    /// From connect to the last byte of a web page of 5 KiB.
     pub page: Sorted,
-    /// Round trips of one byte, which a program answers.
+    /// Round trips of one byte to a program.
     pub rr: Sorted,
-    /// Such round trips a second, one after the other.
+    /// Such round trips per second, one after the other.
     pub rr_per_s: Option<f64>,
-    /// Packets of a flood that a program received, percent of those sent, by [`RATES`].
+    /// Flood packets that a program received, percent of those sent, by [`RATES`].
     pub udp: [Option<f64>; RATES.len()],
-    /// Bytes that a program received over TCP, MB/s.
+    /// TCP throughput at a program, MB/s.
     pub tcp: Option<f64>,
-    /// Part of that time in which the sender waited for the receiver's window, percent, and packets sent again a MB.
+    /// Time in which the sender waited for the receiver's window, percent; and retransmissions per MB.
     pub tcp_waits: Option<(f64, f64)>,
-    /// As `tcp`, from a sender with a link of 1 Gbit/s.
+    /// As `tcp`, over a link of 1 Gbit/s.
     pub tcp_gigabit: Option<f64>,
-    /// Written to the disk and forced there, MB/s.
+    /// Disk writes with fsync, MB/s.
     pub disk: Option<f64>,
-    /// Read from the disk, not from memory, MB/s.
+    /// Disk reads without the page cache, MB/s.
     pub read: Option<f64>,
-    /// Copied into it by scp, written and read over NFS, MB/s.
+    /// Files copied by scp, written and read over NFS, MB/s.
     pub files: [Option<f64>; 3],
-    /// What a web application with its database answered.
+    /// Replies of a web application with its database.
     pub web: Option<ResponseTimes>,
-    /// CPU of the guest over the cell, percent of a core.
+    /// CPU use of the guest over the cell, percent of a core.
     pub io_share: f64,
-    /// Units of work a second that the others did.
+    /// Work units per second of the other guests.
     pub others: Option<f64>,
-    /// Part of a core that viola's controllers took.
+    /// CPU use of viola's controllers, as a part of a core.
     pub controller: f64,
 }
 
 /// Running guests.
 pub struct TestBed {
-    /// Its clients go before the guests do.
+    /// Dropped before the guests.
     files: Option<Files>,
     calendar: Option<Calendar>,
     lab: Lab,
@@ -84,7 +84,8 @@ pub struct TestBed {
 }
 
 impl TestBed {
-    /// Boots them; they share `core`, which this process keeps off (see [`crate::harness::guests::split_cores`]).
+    /// Boots the guests on `core`. The caller keeps its own process off it (see
+    /// [`crate::harness::guests::split_cores`]).
     pub(super) fn boot(core: usize, times: &Times, parts: &Measures) -> Outcome<Self> {
         let allowed = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
         let load_core = (0..rustix::thread::CpuSet::MAX_CPU)
@@ -154,19 +155,19 @@ impl TestBed {
         Ok(output.stdout + &output.stderr)
     }
 
-    /// Version of their kernel.
+    /// Version of the guest kernel.
     pub fn kernel(&self) -> Outcome<String> {
         let version = self.shell("uname -r")?;
         Ok(format!("User Mode Linux {} with two vCPUs", version.trim()))
     }
 
-    /// Lets all threads of the guests run on these cores.
+    /// Allows all threads of the guests on these cores.
     fn allow(&self, cores: &[usize]) -> Outcome {
         let cores: CpuSet = cores
             .iter()
             .filter_map(|c| u32::try_from(*c).ok())
             .collect();
-        // What is made meanwhile inherits from one that was not moved yet: so twice.
+        // A new thread inherits the affinity of one that was not moved yet, so set it twice.
         for _ in 0..2 {
             for guest in self.lab.guests() {
                 let mut pids = vec![guest.pid()];
@@ -181,7 +182,7 @@ impl TestBed {
         Ok(())
     }
 
-    /// Neighbours that are busy, or idle; the agent or its buffers in the guest, which new sockets have.
+    /// Sets the neighbours' load, and the agent or its buffers in the guest. New sockets use the buffers.
     fn set_up(&mut self, setting: Comparison, end: bool) -> Outcome {
         let io = self.io();
         match (setting.has_agent(), setting.has_buffers(), end) {
@@ -221,7 +222,7 @@ impl TestBed {
         self.set_up(setting, false)?;
         let side = match setting {
             Comparison::Credit => Side::Credit,
-            // the core of the load, as there are no more
+            // The core of the load, because there are only two.
             Comparison::Turbo => Side::Turbo(self.load_core),
             _ => Side::Stock,
         };
@@ -316,7 +317,7 @@ impl TestBed {
         seed: u64,
     ) -> Outcome {
         let to = self.address()?;
-        // Real-time, so that the load's own waits do not count.
+        // Real-time priority, so that the load's own waits do not count.
         let client = Client {
             core: Some(self.load_core),
             seed,
@@ -368,7 +369,7 @@ impl TestBed {
         self.io().address().ok_or_else(none)
     }
 
-    /// An ordinary client on the load's core: it must not hold up a turbo vCPU there.
+    /// A client at normal priority on the load's core, so that it cannot block a turbo vCPU there.
     fn ordinary(&self) -> Client {
         Client {
             core: Some(self.load_core),
@@ -391,7 +392,7 @@ impl TestBed {
         Ok(100.0 * after.saturating_sub(before) as f64 / sent.sent.max(1) as f64)
     }
 
-    /// MB/s, percent of the time that the window was full, packets sent again a MB.
+    /// MB/s; percent of the time with a full window; retransmissions per MB.
     fn stream(&self, time: Duration, pace: Option<u32>) -> Outcome<(f64, (f64, f64))> {
         let before = self.io().stat("sink").map_err(lab_failure)?.bytes;
         let begun = Instant::now();
@@ -411,12 +412,12 @@ impl TestBed {
         ))
     }
 
-    /// MB/s of a write that ends when the data is on the disk.
+    /// MB/s of a write with fsync.
     fn write(&self, mib: u32) -> Outcome<f64> {
         self.dd(mib, "if=/dev/zero of=/dev/ubda conv=fsync")
     }
 
-    /// MB/s of a read of what is not in the guest's memory.
+    /// MB/s of a read without the guest's page cache.
     fn read_disk(&self, mib: u32) -> Outcome<f64> {
         self.shell("echo 1 >/proc/sys/vm/drop_caches")?;
         self.dd(mib, "if=/dev/ubda of=/dev/null")
@@ -432,7 +433,7 @@ impl TestBed {
         Ok(f64::from(mib) * 1.048_576 / seconds.max(0.01))
     }
 
-    /// What the others have done so far: units, and their own time in seconds.
+    /// Work of the others so far: units, and each guest's own time in seconds.
     fn work(&self) -> Outcome<Vec<(u64, f64)>> {
         let others = self.lab.guests()[1..].iter();
         others
@@ -443,19 +444,19 @@ impl TestBed {
             .collect()
     }
 
-    /// Takes them down.
+    /// Shuts the guests down.
     pub fn down(self) -> Outcome {
         self.lab.down().map_err(lab_failure)
     }
 }
 
-/// The time between two of the guest's clock, in hundredths of a second.
+/// Parses the time between two uptimes of the guest, in hundredths of a second.
 fn seconds_of(said: &str) -> Option<f64> {
     let (before, after) = said.trim().split_once(' ')?;
     Some(after.parse::<f64>().ok()? - before.parse::<f64>().ok()?)
 }
 
-/// Units a second of all together.
+/// Work units per second of all guests together.
 fn rate(before: &[(u64, f64)], after: &[(u64, f64)]) -> Option<f64> {
     let each = before.iter().zip(after);
     let rates: Vec<f64> = each

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A guest that holds files: OpenSSH's scp into it, and the kernel's own NFS server (paper 002, figure 9).
+//! File servers in a guest: OpenSSH for scp, and the kernel's NFS server (paper 002, figure 9).
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -14,16 +14,18 @@ use crate::harness::side::lab_failure;
 use crate::harness::tool;
 use viola_cli::error::{Failure, Outcome};
 
-/// How long a server or a connection may take to be there; the guest is busy.
+/// Timeout for a server or a connection, with a busy guest.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
-/// So long after its start the NFS server waits for clients of its life before this one (the kernel takes no less).
+/// Grace period of the NFS server after its start, in which it waits for clients of an earlier instance (the kernel's
+/// minimum).
 const NFS_GRACE_PERIOD: Duration = Duration::from_secs(11);
 /// Size of the disk, MiB.
 const DISK: u32 = 256;
 
-/// In the guest: the disk, an OpenSSH server, and the kernel's NFS server (version 4 alone, which needs no helpers). Its
-/// exports are written to the kernel as mountd would write them: all may come, from any port, and are root's
-/// (flags: insecure, no subtree check, fsid). Its threads are the kernel's, so they keep to the first vCPU.
+/// Script in the guest that mounts the disk and starts an OpenSSH server and the kernel's NFS server (only version 4,
+/// which needs no helpers). It writes the exports to the kernel as mountd would: any client, any port, access as root
+/// (flags: insecure, no subtree check, fsid). The server's threads belong to the kernel, so they stay on the first
+/// vCPU.
 const SERVERS: &str = r#"set -e
 mkdir -p /run/sshd; chmod 755 /run/sshd
 mount -o noatime /dev/ubdb /mnt
@@ -50,14 +52,14 @@ echo 4 >/proc/fs/nfsd/threads
 for p in $(pgrep '^nfsd'); do taskset -p 1 $p >/dev/null; done
 "#;
 
-/// In the guest: ends the ssh server that listens, and starts one. Its buffer of a channel grows by steps to 2 MiB and is copied each
-/// time; by malloc's defaults each copy is a mapping of its own, whose pages are given by 60,000 faults for 8 MB. Under User Mode
-/// Linux a fault takes 0.2 ms, and they were all that a copy's time consisted of.
+/// Script in the guest that restarts the ssh server. Its channel buffer grows in steps to 2 MiB with a copy at each
+/// step. With malloc's defaults each copy is a new mapping, and its pages cost 60,000 faults for 8 MB. Under User Mode
+/// Linux a fault takes 0.2 ms, so the faults would dominate the copy.
 const SSHD: &str = "p=$(cat /run/ssh/pid 2>/dev/null) && kill $p && while [ -e /proc/$p/exe ]; do usleep 50000; done
     export GLIBC_TUNABLES=glibc.malloc.mmap_threshold=67108864:glibc.malloc.trim_threshold=134217728:glibc.malloc.top_pad=16777216
     /usr/sbin/sshd -D -e -f /run/ssh/config </dev/null >/run/ssh/log 2>&1 & echo $! >/run/ssh/pid";
 
-/// Nobody is asked, and no host is remembered: it lives as long as the measurement.
+/// No prompts and no known hosts: the host key exists only for the measurement.
 const OPTIONS: [&str; 8] = [
     "-o",
     "BatchMode=yes",
@@ -69,14 +71,14 @@ const OPTIONS: [&str; 8] = [
     "ConnectTimeout=30",
 ];
 
-/// Makes the disk's image: a file system with one file, of `mib`.
+/// Creates the disk image: a file system with one file of `mib`.
 ///
 /// # Errors
-/// No space, or no mkfs.ext4.
+/// No space is left, or mkfs.ext4 is missing.
 pub fn image(path: &Path, mib: u32) -> Outcome {
     let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", path.display()));
     let tree = path.with_extension("tree");
-    // A client of NFS has to name a folder below the root.
+    // An NFS client must name a folder below the root.
     fs::create_dir_all(tree.join("files")).map_err(failed)?;
     fs::write(tree.join("files/served"), bytes(mib)).map_err(failed)?;
     let made = tool::output(
@@ -89,35 +91,35 @@ pub fn image(path: &Path, mib: u32) -> Outcome {
     made.map(drop)
 }
 
-/// So many MiB that are not all alike.
+/// This many MiB of varying bytes.
 fn bytes(mib: u32) -> Vec<u8> {
     (0..u64::from(mib) << 17)
         .flat_map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes())
         .collect()
 }
 
-/// The clients, and what they need.
+/// The clients and their settings.
 pub struct Files {
     address: Ipv4Addr,
     mib: u32,
-    /// The lab's image, whose nfs-cp is used: that of Debian 12 writes nothing longer than 3 KiB.
+    /// The lab's image with its nfs-cp; that of Debian 12 writes nothing longer than 3 KiB.
     image: PathBuf,
-    /// What is sent.
+    /// The file to send.
     file: PathBuf,
-    /// Where the standing connection of ssh listens.
+    /// Control socket of the persistent ssh connection.
     control: PathBuf,
     /// Its key.
     key: PathBuf,
-    /// It.
+    /// The process of the persistent ssh connection.
     master: Option<Child>,
 }
 
 impl Files {
-    /// Starts the servers in the guest, and a connection that all copies use: how long it takes to make one is not
+    /// Starts the servers in the guest, and one ssh connection for all copies, so that connection setup is not
     /// measured.
     ///
     /// # Errors
-    /// A server does not start, or takes no connection.
+    /// A server does not start or accepts no connection.
     pub fn start(
         lab: &Lab,
         guest: &Guest,
@@ -163,11 +165,11 @@ impl Files {
         Ok(files)
     }
 
-    /// Starts the ssh server, again if it runs, and the connection that copies use: its sockets have the buffers that new ones
-    /// have then.
+    /// (Re)starts the ssh server and the connection for copies. Their sockets use the buffer sizes that apply at that
+    /// moment.
     ///
     /// # Errors
-    /// The server takes no connection.
+    /// The server accepts no connection.
     pub fn connect(&mut self, lab: &Lab, guest: &Guest) -> Outcome {
         self.disconnect();
         shell(guest, SSHD)?;
@@ -180,10 +182,10 @@ impl Files {
             .args(OPTIONS)
             .arg(format!("root@{}", self.address))
             .stdin(Stdio::null())
-            // It says that it was ended.
+            // ssh reports that it was ended.
             .stderr(Stdio::null());
         while !self.control.exists() {
-            // One that came before the server listened has ended.
+            // A client that connected before the server listened has ended.
             let ended = |master: &mut Child| !matches!(master.try_wait(), Ok(None));
             if self.master.as_mut().is_none_or(ended) {
                 let started = lab.in_netns(|| ssh.spawn()).map_err(lab_failure)?;
@@ -194,7 +196,7 @@ impl Files {
             if begun.elapsed() > READY_TIMEOUT {
                 let said = shell(guest, "tail -n 3 /run/ssh/log")?.stdout;
                 return Err(Failure::run(format!(
-                    "guest {} takes no connection of ssh: {}",
+                    "guest {} accepts no ssh connection: {}",
                     guest.name(),
                     said.trim()
                 )));
@@ -228,7 +230,7 @@ impl Files {
         self.timed(lab, guest, copy.arg(&self.file).arg(to), "written")
     }
 
-    /// MB/s of a read over NFS, of what is not in the guest's memory.
+    /// MB/s of a read over NFS without the guest's page cache.
     pub fn nfs_read(&self, lab: &Lab, guest: &Guest) -> Outcome<f64> {
         shell(guest, "echo 1 >/proc/sys/vm/drop_caches")?;
         let to = self.file.with_extension("read");
@@ -245,8 +247,8 @@ impl Files {
         format!("nfs://{}/files/{name}?version=4", self.address)
     }
 
-    /// Runs a client; the file has to be whole in the guest then. What is left to be written is written before
-    /// anything else is measured.
+    /// Runs a client and checks that the file is complete in the guest. Then it flushes dirty pages before the next
+    /// measurement.
     fn timed(&self, lab: &Lab, guest: &Guest, client: &mut Command, name: &str) -> Outcome<f64> {
         let begun = Instant::now();
         lab.in_netns(|| tool::output(client))

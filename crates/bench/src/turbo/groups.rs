@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an operator does by hand, without viola: static pinning (`<vcpupin>`), and a quota.
+//! Manual alternatives to viola: static pinning (`<vcpupin>`) and a quota.
 //!
-//! Processes of no cgroup are grouped by session (autogroup), and the weight of such a group on a core follows its load there: a
-//! guest of this lab would have all of one core as long as it has next to nothing of the other. So each vCPU has a cgroup of
-//! its own, as libvirt makes them.
+//! Linux groups processes outside cgroups by session (autogroup), and the weight of such a group on a core follows its
+//! load there. A guest of this lab would get all of one core while it is nearly idle on the other. So each vCPU has its
+//! own cgroup, as with libvirt.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,12 @@ use viola_lab::Guest;
 
 use viola_cli::error::{Failure, Outcome, chain};
 
-/// Where the kernel has the cpu controller, version 1 or 2.
+/// The kernel's cpu controller, version 1 or 2.
 const CONTROLLERS: [&str; 2] = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup"];
 
-/// Cgroups with threads of guests, until dropped.
+/// Cgroups with guest threads; drop removes them.
 pub struct Groups {
-    /// File of the root group and of each other one that takes threads.
+    /// File of the root group, and the file of a group, that accepts threads.
     threads: &'static str,
     root: PathBuf,
     made: Vec<PathBuf>,
@@ -29,7 +29,7 @@ impl Groups {
         let root = CONTROLLERS.map(Path::new).into_iter().find(|root| {
             root.join("tasks").exists() || root.join("cgroup.subtree_control").exists()
         });
-        let none = || Failure::run("there is no cpu controller below /sys/fs/cgroup");
+        let none = || Failure::run("cannot find the cpu controller below /sys/fs/cgroup");
         let root = root.ok_or_else(none)?;
         let is_first_version = root.join("tasks").exists();
         if !is_first_version {
@@ -46,10 +46,10 @@ impl Groups {
         })
     }
 
-    /// Static pinning: the first vCPU of all guests on `first`, what else they have on `others`; each a group.
+    /// Static pinning: the first vCPU of every guest on `first`, its other threads on `others`, each in its own group.
     ///
     /// # Errors
-    /// No cpu controller, or it refuses.
+    /// The cpu controller is missing or refuses the setting.
     pub fn pinned(guests: &[Guest], first: usize, others: usize) -> Outcome<Self> {
         let mut groups = Self::new()?;
         let inventory = scan()?;
@@ -68,12 +68,12 @@ impl Groups {
         Ok(groups)
     }
 
-    /// A guest that gets one part in `of` of a core, in turns so short that it hardly waits.
+    /// Limits a guest to 1/`of` of a core with a short period, so that it hardly waits.
     ///
     /// # Errors
     /// As [`Self::pinned`].
     pub fn part_of_core(guest: &Guest, of: u32) -> Outcome<Self> {
-        /// Microseconds; the kernel takes 1,000 and more for a quota.
+        /// Period, microseconds; the kernel requires quotas of at least 1,000.
         const PERIOD_US: u32 = 1_000;
         let mut groups = Self::new()?;
         let group = groups.group(guest.name())?;
@@ -95,7 +95,7 @@ impl Groups {
         Ok(groups)
     }
 
-    /// An empty group.
+    /// Creates an empty group.
     fn group(&mut self, name: &str) -> Outcome<PathBuf> {
         let name = format!("viola-bench.{}.{name}", std::process::id());
         let group = self.root.join(name);
@@ -108,7 +108,7 @@ impl Groups {
         Ok(group)
     }
 
-    /// One that ended meanwhile is not missed; what a thread makes is in its group.
+    /// Ignores a thread that has ended. New threads join the group of their creator.
     fn take(&self, tid: Tid, group: &Path) {
         let _ = fs::write(group.join(self.threads), tid.to_string());
     }
@@ -120,7 +120,7 @@ fn scan() -> Outcome<Inventory> {
 
 fn find<'a>(inventory: &'a Inventory, guest: &Guest) -> Outcome<&'a Vm> {
     let of_guest = |vm: &&Vm| vm.pid == guest.pid();
-    let none = || Failure::run(format!("viola does not see guest {}", guest.name()));
+    let none = || Failure::run(format!("cannot find guest {}", guest.name()));
     inventory.vms().iter().find(of_guest).ok_or_else(none)
 }
 
@@ -132,7 +132,7 @@ impl Drop for Groups {
     fn drop(&mut self) {
         let root = self.root.join(self.threads);
         for group in &self.made {
-            // What is made meanwhile is in the group that its maker is in.
+            // New threads join the group of their creator.
             for _ in 0..100 {
                 let text = fs::read_to_string(group.join(self.threads)).unwrap_or_default();
                 for tid in text.lines() {

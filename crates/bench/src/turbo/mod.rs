@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola-lab bench turbo`: I/O of a guest with two vCPUs that is busy itself and has busy neighbours, under stock
-//! scheduling, the papers' 30 ms slices and with its first vCPU on a turbo core; and what that costs the others. Beside them
-//! stand what larger buffers do by themselves, and the guest without neighbours.
+//! `viola-lab bench turbo`: measures the I/O of a busy guest with two vCPUs and busy neighbours, under stock
+//! scheduling, the papers' 30 ms slices and with its first vCPU on a turbo core, and the cost to the others. Further
+//! sides show larger buffers alone, and the guest without neighbours.
 //!
-//! The programs of all guests keep to their second vCPU on every side, so that interrupts come to the first one
-//! undisturbed: without that a User Mode Linux guest would not see a packet before the program that runs there makes a
-//! system call, and the other sides would look worse than they are.
+//! On every side the programs of all guests keep to the second vCPU, so that the first one serves interrupts at once.
+//! Otherwise a User Mode Linux guest would see a packet only at the running program's next system call, and the other
+//! sides would look worse than they are.
 
 mod agent;
 mod bed;
@@ -26,24 +26,24 @@ use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_cli::table;
 
-/// Time to boot the guests and take them down, and to go from one side to the next.
+/// Time to boot the guests and shut them down, and to switch sides.
 const BOOT_TIME: Duration = Duration::from_secs(18);
 const SWITCH_TIME: Duration = Duration::from_secs(2);
 
-/// How long each part of a cell is measured.
+/// Durations of the parts of a cell.
 #[derive(Debug, Clone, Copy)]
 struct Times {
-    /// Pings, connections, requests: each.
+    /// Pings, connections, requests: duration of each.
     answers: Duration,
-    /// Floods: each.
+    /// Floods: duration of each.
     bulk: Duration,
-    /// Streams: each.
+    /// Streams: duration of each.
     stream: Duration,
     /// Data written to the disk, MiB.
     disk: u32,
-    /// Files copied, MiB.
+    /// Size of the copied files, MiB.
     file: u32,
-    /// The web application, in whole seconds.
+    /// Web application, whole seconds.
     web: Duration,
 }
 
@@ -59,7 +59,7 @@ impl Times {
         }
     }
 
-    /// With what it takes to begin and end each part.
+    /// Duration of a cell, including setup and teardown of each part.
     fn cell(self, parts: &Measures) -> Duration {
         let each = parts.0.iter().map(|part| match part {
             Measure::Ping | Measure::Connect | Measure::RoundTrips => self.answers,
@@ -74,13 +74,13 @@ impl Times {
     }
 }
 
-/// What is measured on each side.
+/// Quantities measured on each side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Measure {
     Ping,
     Connect,
     RoundTrips,
-    /// A flood, by its place in [`bed::RATES`].
+    /// A flood, by its index in [`bed::RATES`].
     Udp(usize),
     Tcp,
     TcpGigabit,
@@ -110,12 +110,12 @@ impl Measure {
         Self::Calendar,
     ];
 
-    /// Whether the guest needs servers for it that are no part of the lab.
+    /// Whether it needs servers in the guest that the lab does not have.
     fn is_of_files(self) -> bool {
         matches!(self, Self::Scp | Self::NfsWrite | Self::NfsRead)
     }
 
-    /// Whether its clients are programs of this machine.
+    /// Whether its clients are host programs.
     fn has_tools(self) -> bool {
         self.is_of_files() || self == Self::Calendar
     }
@@ -140,18 +140,18 @@ impl Measure {
     }
 }
 
-/// Which of them.
+/// The selected measures.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Measures(Vec<Measure>);
 
 impl Measures {
-    /// All, or those that have one of the words (separated by `, ` or `,`) in their name.
+    /// All measures, or those whose name contains one of the patterns (separated by `, ` or `,`).
     fn of(only: Option<&str>) -> Self {
         let only = only.map(str::to_lowercase);
         let has = |part: &Measure, word: &str| part.name().to_lowercase().contains(word.trim());
         let wanted = |part: &Measure| match &only {
             None => true,
-            // Numbers have commas, too.
+            // Numbers contain commas too.
             Some(whole) if Measure::ALL.iter().any(|part| has(part, whole)) => has(part, whole),
             Some(words) => words.split(',').any(|word| has(part, word)),
         };
@@ -166,7 +166,7 @@ impl Measures {
         self.0.len() == Measure::ALL.len()
     }
 
-    /// What needs no other programs of this machine.
+    /// The measures that need no host programs.
     fn plain() -> Self {
         let plain = Measure::ALL.into_iter().filter(|part| !part.has_tools());
         Self(plain.collect())
@@ -177,26 +177,26 @@ impl Measures {
     }
 }
 
-/// What is compared.
+/// Sides of the comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Comparison {
-    /// The kernel alone, and a guest as it comes.
+    /// Stock kernel, unmodified guest.
     Stock,
-    /// The same with the buffers that viola-agent gives the guest.
+    /// Stock kernel, with the receive buffers of viola-agent in the guest.
     Buffers,
     /// The papers' 30 ms slices.
     Credit,
-    /// The kernel alone, with the placement of turbo: the first vCPUs on one core, the others on the other. Each vCPU has a
-    /// cgroup of its own, as libvirt makes them. With viola-agent in the guest, as for turbo.
+    /// Stock kernel with the placement of turbo: the first vCPUs on one core, the others on the other. Each vCPU has
+    /// its own cgroup, as with libvirt. viola-agent runs in the guest, as for turbo.
     Pinned,
-    /// viola, and viola-agent in the guest.
+    /// viola, with viola-agent in the guest.
     Turbo,
-    /// No neighbours, and the part of the core that it is due beside them: what any scheduler could give it at most.
+    /// No neighbours, and the guest's fair share of the core: the upper bound for any scheduler.
     Alone,
 }
 
 impl Comparison {
-    /// In the order of the first round and of tables.
+    /// All sides, in the order of the first round and of tables.
     const ALL: [Self; 6] = [
         Self::Stock,
         Self::Buffers,
@@ -205,10 +205,10 @@ impl Comparison {
         Self::Turbo,
         Self::Alone,
     ];
-    /// Those of a look.
+    /// The sides of a quick run.
     const FEW: [Self; 3] = [Self::Stock, Self::Credit, Self::Turbo];
 
-    /// As tables have it.
+    /// Name in tables.
     const fn name(self) -> &'static str {
         match self {
             Self::Stock => "stock",
@@ -220,23 +220,23 @@ impl Comparison {
         }
     }
 
-    /// Whether viola-agent does in the guest what it does for a turbo core.
+    /// Whether viola-agent runs in the guest.
     fn has_agent(self) -> bool {
         matches!(self, Self::Pinned | Self::Turbo)
     }
 
-    /// Whether the guest only has the buffers that the agent would give it.
+    /// Whether the guest has only the agent's buffers.
     fn has_buffers(self) -> bool {
         matches!(self, Self::Buffers | Self::Alone)
     }
 }
 
-/// Runs it, prints the table and writes the result.
+/// Runs the benchmark, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
     let parts = Measures::of(options.only.as_deref());
     if parts.is_empty() {
         return Err(Failure::usage(format!(
-            "nothing that is measured has that in its name; try {}",
+            "no measure contains the pattern of --only; try {}",
             Measure::ALL.map(Measure::name).join(", ")
         )));
     }
@@ -252,8 +252,8 @@ pub fn run(options: &Options) -> Outcome {
     table::print(&results.verdict(&path, "why-turbo.toml"))
 }
 
-/// A look at all figures in one round, for the demo; nothing where there is no kernel for guests with several vCPUs, which
-/// takes minutes to build.
+/// One short round of all figures, for the demo. Returns nothing if the kernel for guests with several vCPUs is not
+/// built, because the build takes minutes.
 pub fn glance(core: usize) -> Outcome<Vec<row::Row>> {
     let there = viola_lab::Paths::find().and_then(|paths| paths.kernel(2));
     match there {
@@ -271,7 +271,7 @@ pub fn glance(core: usize) -> Outcome<Vec<row::Row>> {
     }
 }
 
-/// Measures all sides, in another order each round; what was found, and the guests' kernel.
+/// Measures all sides, in a different order each round. Returns the readings and the guest kernel.
 fn measure(
     core: usize,
     settings: &[Comparison],

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From readings to rows, with the goals (issue "turbo cores", Bars).
+//! Rows from readings, with the goals (issue "turbo cores", Bars).
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ const CREDIT: &str = Comparison::Credit.name();
 const TURBO: &str = Comparison::Turbo.name();
 const ALONE: &str = Comparison::Alone.name();
 
-/// What was read, by side and round.
+/// Readings by side and round.
 #[derive(Debug, Default)]
 pub struct Measurements(BTreeMap<&'static str, Vec<Reading>>);
 
 type Figure = fn(&Reading) -> Option<f64>;
-/// Name and unit of a figure, the goal against stock and that against 30 ms slices.
+/// A figure: name, unit, goal against stock, and goal against 30 ms slices.
 type GoalSpec = (
     &'static str,
     &'static str,
@@ -27,7 +27,7 @@ type GoalSpec = (
     Option<Goal>,
 );
 
-/// All figures. Of latencies less is better.
+/// All figures. For latencies lower is better.
 const FIGURES: [GoalSpec; 26] = [
     (
         "ping p50",
@@ -196,7 +196,7 @@ const FIGURES: [GoalSpec; 26] = [
 ];
 
 impl Measurements {
-    /// Adds a round's reading.
+    /// Adds a reading.
     pub fn add(&mut self, setting: Comparison, reading: Reading) {
         self.0.entry(setting.name()).or_default().push(reading);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A guest with a web server twice, as it is and with the library, neighbours on its core, and viola.
+//! Test bed: a guest with each web server twice, without and with the library, neighbours on its core, and viola.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -34,29 +34,29 @@ pub const SIZES: [usize; 9] = [
     64 << 20,
     LARGEST,
 ];
-/// Size of the largest one, in bytes.
+/// Size of the largest file, bytes.
 pub const LARGEST: usize = 256 << 20;
-/// Of its file system, in bytes.
+/// Size of its file system, bytes.
 const BLOCK: u64 = 4096;
-/// Of the guest's disk, in bytes.
+/// Size of the guest's disk, bytes.
 const IMAGE: usize = 3 << 30;
 const WEB: &str = "vpipe-web";
 const NEIGHBOURS: [&str; 3] = ["vpipe-busy1", "vpipe-busy2", "vpipe-busy3"];
-/// How long the guest's disk may stay unproved.
+/// Timeout for the proof of the guest's disk.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(30);
-/// Who serves.
+/// Server of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
-    /// The web server as it is.
+    /// The web server without the library.
     Stock,
     /// The same with the library.
     Viola,
-    /// The host by itself, from the same image: the limit.
+    /// The host alone, from the same image: the upper bound.
     Host,
 }
 
 impl Side {
-    /// As it is called in results.
+    /// Name in results.
     pub fn name(self) -> &'static str {
         match self {
             Self::Stock => "stock",
@@ -66,7 +66,7 @@ impl Side {
     }
 }
 
-/// Bytes that follow from their number.
+/// Contents that follow from the byte's offset.
 pub fn noise(size: usize) -> Vec<u8> {
     let mut word = size as u64 | 1;
     let mut bytes = Vec::with_capacity(size + 8);
@@ -80,7 +80,8 @@ pub fn noise(size: usize) -> Vec<u8> {
     bytes
 }
 
-/// An image whose bytes all have a place on the host's disk, as for work that writes much: where they have none, most of the
+/// Creates an image with all blocks allocated on the host's disk, as after much writing. Otherwise block allocation
+/// would dominate writes on every side.
 /// time goes into finding one, whoever writes.
 fn fill(image: &Path) -> std::io::Result<()> {
     let mut file = File::create(image)?;
@@ -91,23 +92,23 @@ fn fill(image: &Path) -> std::io::Result<()> {
     file.sync_all()
 }
 
-/// Path of a file of this size.
+/// Path of the file of this size.
 pub fn path(size: usize) -> String {
     format!("/f{size}")
 }
 
-/// The files, and the image that they are in.
+/// The files and their image.
 pub struct Fixtures {
     image: PathBuf,
-    /// By the order of [`SIZES`].
+    /// Contents of the files, in the order of [`SIZES`].
     files: Vec<Vec<u8>>,
-    /// Where they are on it, as long as nobody moves them; in the same order.
+    /// Extents of the files in the image, in the same order; valid as long as no file moves.
     extents: Vec<Vec<Extent>>,
     daemon: Daemon,
 }
 
 impl Fixtures {
-    /// Makes the image in `folder`, and starts viola.
+    /// Creates the image in `folder` and starts viola.
     pub fn new(folder: &Path) -> Outcome<Self> {
         let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", folder.display()));
         let tree = folder.join("tree");
@@ -142,10 +143,10 @@ impl Fixtures {
         })
     }
 
-    /// What is in the file of this size.
+    /// Contents of the file of this size.
     pub fn file(&self, size: usize) -> Outcome<&[u8]> {
         let file = self.files.iter().find(|file| file.len() == size);
-        let file = file.ok_or_else(|| Failure::run(format!("there is no {}", path(size))))?;
+        let file = file.ok_or_else(|| Failure::run(format!("cannot find {}", path(size))))?;
         Ok(file)
     }
 
@@ -165,7 +166,7 @@ impl Fixtures {
         Lab::up(&spec, &Paths::find().map_err(lab_failure)?).map_err(lab_failure)
     }
 
-    /// Starts everything in the guest; for a control, both sides as they are.
+    /// Starts all servers in the guest. For a control run neither side uses the library.
     pub fn bed<'a>(&'a self, lab: &'a Lab, control: bool) -> Outcome<TestBed<'a>> {
         let bed = TestBed { ground: self, lab };
         bed.sh("mount -o noatime /dev/ubda /mnt")?;
@@ -188,14 +189,14 @@ impl Fixtures {
     }
 }
 
-/// Guests that run.
+/// Running guests.
 pub struct TestBed<'a> {
     ground: &'a Fixtures,
     lab: &'a Lab,
 }
 
 impl<'a> TestBed<'a> {
-    /// What is in the file of this size.
+    /// Contents of the file of this size.
     pub fn file(&self, size: usize) -> Outcome<&'a [u8]> {
         self.ground.file(size)
     }
@@ -205,7 +206,7 @@ impl<'a> TestBed<'a> {
         self.lab.guest(WEB).map_err(lab_failure)
     }
 
-    /// Runs a script in it that must succeed.
+    /// Runs a script in the guest that must succeed.
     pub fn sh(&self, script: &str) -> Outcome<String> {
         let output = self.web()?.exec(&["sh", "-ec", script]);
         let output = output.map_err(lab_failure)?;
@@ -216,17 +217,17 @@ impl<'a> TestBed<'a> {
         Ok(output.stdout)
     }
 
-    /// What the agent in it says of itself, and what it was refused.
+    /// Status and refusals of the guest's agent.
     pub fn agent_says(&self) -> Outcome<String> {
         self.sh("viola-agent --config /run/viola/agent.toml status")
     }
 
-    /// What the daemon has said last.
+    /// Last lines of the daemon's log.
     pub fn daemon_says(&self) -> String {
         self.ground.daemon.last_words()
     }
 
-    /// What the host has done so far.
+    /// The host's counters so far.
     pub fn done(&self) -> Outcome<status::PipeStats> {
         let pipes: Pipes = self.ground.daemon.ask("/pipes")?;
         Ok(pipes
@@ -250,13 +251,15 @@ impl<'a> TestBed<'a> {
                     .first()
                     .map(|vm| vm.why.clone())
                     .unwrap_or_default();
-                return Err(Failure::run(format!("{WEB} is not served: {why}")));
+                return Err(Failure::run(format!(
+                    "the daemon does not serve {WEB}: {why}"
+                )));
             }
             std::thread::sleep(Duration::from_millis(100));
         }
     }
 
-    /// Makes the neighbours busy, or lets them rest.
+    /// Starts or stops the neighbours' work.
     pub fn disturb(&self, busy: bool) -> Outcome {
         for name in NEIGHBOURS {
             let guest = self.lab.guest(name).map_err(lab_failure)?;
@@ -268,30 +271,30 @@ impl<'a> TestBed<'a> {
         Ok(())
     }
 
-    /// Where a side of some work listens.
+    /// Address of a side's server.
     pub fn address(&self, work: Work, side: Side) -> Outcome<SocketAddr> {
         let ip = match side {
             Side::Host => self.host(),
             _ => self
                 .web()?
                 .address()
-                .ok_or_else(|| Failure::run("the guest has no address"))?
+                .ok_or_else(|| Failure::run("the guest has no network address"))?
                 .into(),
         };
         Ok((ip, work.port(side)).into())
     }
 
-    /// Where the host is on the guests' network, and its clients.
+    /// Address of the host on the guests' network, where its clients run.
     pub fn host(&self) -> IpAddr {
         self.lab.spec().bridges[0].address.into()
     }
 
-    /// Does something where the clients are.
+    /// Runs a closure in the clients' network namespace.
     pub fn at_clients<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Outcome<T> {
         self.lab.in_netns(job).map_err(lab_failure)
     }
 
-    /// All files that are served are on the disk as they were: whoever writes others has not touched them.
+    /// Checks that the served files are unchanged on the disk, so that no write went to a wrong block.
     pub fn check(&self) -> Outcome {
         for file in &self.ground.files {
             let (image, extents) = self.source(file.len())?;
@@ -311,18 +314,18 @@ impl<'a> TestBed<'a> {
         Ok(())
     }
 
-    /// Where a file is on the image, for the host by itself.
+    /// Extents of a file in the image, for the host alone.
     pub fn source(&self, size: usize) -> Outcome<(Arc<Image>, Vec<Extent>)> {
         let file = File::open(&self.ground.image).map_err(Failure::run)?;
         let image = Image::open(vec![Layer::raw(file)]).map_err(Failure::run)?;
         let of_size = SIZES.iter().position(|one| *one == size);
         let extents = of_size.and_then(|at| self.ground.extents.get(at));
-        let extents = extents.ok_or_else(|| Failure::run("there is no such file"))?;
+        let extents = extents.ok_or_else(|| Failure::run("cannot find the file"))?;
         Ok((Arc::new(image), extents.clone()))
     }
 }
 
-/// Where a file of this size is on an image that no guest has yet.
+/// Extents of a file in an image that no guest uses yet.
 fn extents(image: &Path, size: usize) -> Outcome<Vec<Extent>> {
     let listed = Command::new("/usr/sbin/debugfs")
         .args(["-R", &format!("blocks {}", path(size))])
@@ -350,7 +353,7 @@ fn extents(image: &Path, size: usize) -> Outcome<Vec<Extent>> {
     }
 }
 
-/// Neighbouring extents as one.
+/// Joins adjacent extents.
 fn joined(extents: impl Iterator<Item = Extent>) -> Vec<Extent> {
     let mut all: Vec<Extent> = Vec::new();
     for extent in extents {

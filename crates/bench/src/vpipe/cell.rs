@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is measured.
+//! Cells of the benchmark.
 
 use std::time::Duration;
 
@@ -9,30 +9,30 @@ use crate::harness::row::Goal;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
-/// How often both sides of small files have two turns in a round.
+/// Number of double turns per round of both sides for small files.
 const THERE_AND_BACK: usize = 2;
 
-/// One kind of load.
+/// A load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cell {
     /// Whether the three neighbours are busy.
     pub busy: bool,
-    /// What is done.
+    /// The work.
     pub work: Work,
-    /// Of the file, in bytes; one of [`super::bed::SIZES`].
+    /// Size of the file, bytes; one of [`super::bed::SIZES`].
     pub size: usize,
-    /// Connections that are kept.
+    /// Number of persistent connections.
     pub connections: usize,
 }
 
 impl Cell {
-    /// Files whose hand-over is timed, in bytes.
+    /// Files whose hand-over is timed, bytes.
     pub const TIMED: [usize; 3] = [256 * KIB, 2 * MIB, 16 * MIB];
 
-    /// Files that are served without a guest, in bytes.
+    /// Files that are served without a guest, bytes.
     pub const NATIVE: [usize; 4] = [256 * KIB, 2 * MIB, 16 * MIB, LARGEST];
 
-    /// All of them, those with busy neighbours last.
+    /// All cells; those with busy neighbours come last.
     pub fn all() -> Vec<Self> {
         let nginx = [4 * KIB, 64 * KIB, MIB, 16 * MIB, LARGEST]
             .into_iter()
@@ -65,7 +65,7 @@ impl Cell {
         let cells: Vec<_> = nginx.chain(others).chain(times).chain(natively).collect();
         let mut all = Vec::new();
         for busy in [false, true] {
-            // there is nobody beside what has no guest
+            // Native cells have no guest and so no neighbours.
             let cells = cells.iter().filter(|cell| !busy || !cell.0.is_native());
             all.extend(cells.map(|&(work, size, connections)| Self {
                 busy,
@@ -77,7 +77,7 @@ impl Cell {
         all
     }
 
-    /// As it is called in results.
+    /// Name in results.
     pub fn name(&self) -> String {
         let size = match self.size {
             size if size < MIB => format!("{} KiB", size / KIB),
@@ -102,12 +102,12 @@ impl Cell {
         format!("{}, {what}{busy}", self.work.name())
     }
 
-    /// How long a side of it is measured in a round.
+    /// Duration of a side per round.
     fn whole_length(&self, side: Side, quick: bool) -> Duration {
         let ms = match (self.work, self.busy) {
             (Work::Given, false) => 600,
             (Work::Given, true) => 1200,
-            // it counts in seconds
+            // wrk counts whole seconds.
             (Work::Wrk, _) if quick => return Duration::from_secs(1),
             (Work::Wrk, false) => 1000,
             (Work::Wrk, true) => 2000,
@@ -118,26 +118,26 @@ impl Cell {
             (_, true) => 3000,
         };
         let ms = match (self.work, side) {
-            // which are many
+            // These cells are many.
             (Work::Times | Work::Native, Side::Stock) => ms / 2,
             _ => ms,
         };
         Duration::from_millis(if quick { ms / 2 } else { ms })
     }
 
-    /// How long one turn of a side is.
+    /// Duration of one turn of a side.
     pub fn length(&self, side: Side, quick: bool) -> Duration {
         let whole = self.whole_length(side, quick);
         match self.work {
-            // it counts in seconds
+            // wrk counts whole seconds.
             Work::Wrk => whole,
             _ if self.is_given_away() => whole,
             _ => whole / (2 * THERE_AND_BACK as u32),
         }
     }
 
-    /// Who is measured in a round, one after the other, each for [`Cell::length`]. What differs by less than the machine drifts
-    /// within a round goes there and back, and more than once; each turn is a figure of its own.
+    /// Turns of a round, each for [`Cell::length`]. Where the difference is smaller than the drift of the machine
+    /// within a round, the sides alternate back and forth several times; each turn is a figure of its own.
     pub fn turns(&self, round: usize) -> Vec<Side> {
         let mut sides = self.sides();
         let by = round % sides.len();
@@ -159,7 +159,7 @@ impl Cell {
         self.size >= least
     }
 
-    /// Who serves.
+    /// Servers of the cell.
     pub fn sides(&self) -> Vec<Side> {
         let mut sides = vec![Side::Stock, Side::Viola];
         if self.size == LARGEST && self.connections == 1 && self.work == Work::Nginx {
@@ -168,7 +168,7 @@ impl Cell {
         sides
     }
 
-    /// What the throughput has to reach.
+    /// Goal for the throughput.
     pub fn goal(&self) -> Option<Goal> {
         if matches!(
             self.work,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients that ask a web server for one file over kept connections, and compare every byte that comes.
+//! Clients that request a file from a web server over persistent connections and compare every received byte.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -7,37 +7,37 @@ use std::time::{Duration, Instant};
 
 use viola_cli::error::{Failure, Outcome};
 
-/// How long any answer may take.
+/// Timeout for a reply.
 pub const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
-/// Bytes that are read at once.
+/// Bytes per read.
 pub const READ_BYTES: usize = 256 << 10;
 
-/// What is asked for.
+/// A request.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
     /// The server.
     pub to: SocketAddr,
     /// Path of the file.
     pub path: &'a str,
-    /// What is in it.
+    /// Expected contents.
     pub file: &'a [u8],
 }
 
-/// What has come of it.
+/// Result of a load.
 #[derive(Debug, Clone, Default)]
 pub struct Response {
-    /// Bytes of bodies, also of those that were cut at the end of the time.
+    /// Body bytes, including bodies cut off at the end.
     pub bytes: u64,
-    /// From the first connection's question to the end.
+    /// From the first request to the end.
     pub seconds: f64,
-    /// From each question to its answer's last byte, in milliseconds; whole answers only.
+    /// From request to the last byte of the reply, in milliseconds; complete replies only.
     pub times_ms: Vec<f64>,
 }
 
-/// Asks again and again over so many connections for so long, from the calling thread's network namespace.
+/// Repeats requests on this many connections for this long, from the calling thread's network namespace.
 ///
 /// # Errors
-/// What went wrong first, another byte than the file has above all.
+/// The first failure, in particular a byte that differs from the file.
 pub fn load(ask: Request<'_>, connections: usize, length: Duration) -> Outcome<Response> {
     let connect = |_| -> Outcome<BufReader<TcpStream>> {
         let stream = TcpStream::connect_timeout(&ask.to, REPLY_TIMEOUT);
@@ -109,7 +109,7 @@ fn one(ask: Request<'_>, mut stream: BufReader<TcpStream>, until: Instant) -> Ou
     Ok(got)
 }
 
-/// Reads an answer's head, which has to announce the whole file.
+/// Reads a reply's head, which must announce the complete file.
 fn head(stream: &mut BufReader<TcpStream>, length: usize) -> Result<(), String> {
     let mut first = true;
     let mut announced: Option<usize> = None;
@@ -118,7 +118,7 @@ fn head(stream: &mut BufReader<TcpStream>, length: usize) -> Result<(), String> 
         let got = stream.read_line(&mut line).map_err(|e| e.to_string())?;
         let line = line.trim_end().to_ascii_lowercase();
         match line.as_str() {
-            _ if got == 0 => return Err("the connection ends".into()),
+            _ if got == 0 => return Err("the server closed the connection".into()),
             "" => break,
             _ if first && !line.starts_with("http/1.1 200") => return Err(line),
             _ => {}

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The host itself answers, by sendfile from the same image: the limit, and the server behind the proxy.
+//! A host server that sends a file with sendfile(2) from the same image: the upper bound, and the server behind the
+//! proxy.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,7 +15,7 @@ use viola_vpipe::transfer::{FileToSocket, StepOutcome};
 
 use viola_cli::error::{Failure, Outcome};
 
-/// A server of one file; it ends with this.
+/// A server of one file; drop ends it.
 pub struct Server {
     listener: TcpListener,
     clients: Arc<Mutex<Vec<TcpStream>>>,
@@ -36,14 +37,14 @@ impl Server {
         let accepted = Arc::clone(&clients);
         let accepts = listener.try_clone().map_err(Failure::run)?;
         let thread = std::thread::spawn(move || {
-            // until it is shut down
+            // Until drop shuts the listener down.
             while let Ok((client, _)) = accepts.accept() {
                 if let (Ok(client), Ok(mut all)) = (client.try_clone(), accepted.lock()) {
                     all.push(client);
                 }
                 let (image, map) = (image.clone(), map.clone());
                 let whole = move || FileToSocket::new(image.clone(), map.clone(), 0, size);
-                // a client that has enough goes away, and the thread with it
+                // A client disconnects when it has enough; its thread ends then.
                 std::thread::spawn(move || drop(serve(client, size, whole)));
             }
         });
@@ -57,12 +58,12 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // wakes the thread, from whatever network namespace
+        // Wakes the thread from any network namespace.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        // a proxy keeps its connections, and would ask the next server's questions of this one
+        // A proxy keeps its connections and would send the next server's requests over this one.
         if let Ok(clients) = self.clients.lock() {
             for client in clients.iter() {
                 let _ = client.shutdown(std::net::Shutdown::Both);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola-lab bench vpipe`: web servers, a proxy, uploads and copies in a guest, as they are and with the host's help, in turn.
+//! `viola-lab bench vpipe`: measures web servers, a proxy, uploads and copies in a guest, without and with the host's
+//! help, in turn.
 
 mod bed;
 mod cell;
@@ -39,11 +40,11 @@ use viola_cli::error::{Failure, Outcome};
 use viola_cli::table;
 
 const FOLDER: &str = "build/bench/vpipe";
-/// The daemon tells within this time what a worker has sent.
+/// Maximum delay until the daemon reports what a worker sent.
 const STATUS_INTERVAL: Duration = Duration::from_secs(3);
-/// Within this time a proxy has seen that a server is gone, busy neighbours or not.
+/// Time within which a proxy notices that its server has ended, even with busy neighbours.
 const FORGOTTEN: Duration = Duration::from_millis(500);
-/// Fewest hand-overs of which a hundredth is told.
+/// Minimum number of hand-overs for a 99th percentile.
 const ENOUGH: usize = 100;
 
 /// Options of `viola-lab bench vpipe`.
@@ -51,13 +52,13 @@ const ENOUGH: usize = 100;
 pub struct Vpipe {
     #[command(flatten)]
     options: Options,
-    /// Both sides without the library, and only what it gives away on neither: what differs then is chance. The result goes to
+    /// Run both sides without the library, to measure chance differences. The result goes to
     /// build/bench/vpipe-control.json.
     #[arg(long)]
     control: bool,
 }
 
-/// Patterns that a comma separates; names have commas, too, with a space behind them.
+/// Splits patterns at commas. A comma that a space follows is part of a name.
 pub(super) fn parts(only: &str) -> Vec<&str> {
     let ends = only.match_indices(',').map(|(at, _)| at);
     let ends = ends.filter(|at| !only[at + 1..].starts_with(' '));
@@ -70,7 +71,7 @@ pub(super) fn parts(only: &str) -> Vec<&str> {
     parts
 }
 
-/// Runs it, prints the table and writes the result.
+/// Runs the benchmark, prints the table and writes the result.
 pub fn run(vpipe: &Vpipe) -> Outcome {
     super::need_root()?;
     let options = &vpipe.options;
@@ -84,7 +85,7 @@ pub fn run(vpipe: &Vpipe) -> Outcome {
     if cells.is_empty() {
         let only = options.only.as_deref().unwrap_or_default();
         return Err(Failure::usage(format!(
-            "no cell has `{only}` in its name; try `256 MiB`, `32 connections`, `haproxy` or `neighbours`"
+            "no cell name contains `{only}`; try `256 MiB`, `32 connections`, `haproxy` or `neighbours`"
         )));
     }
     let rounds = options.rounds();
@@ -101,7 +102,7 @@ pub fn run(vpipe: &Vpipe) -> Outcome {
     let mut progress = Progress::new(total);
     progress.say(&format!("vpipe: {rounds} rounds, about {}", clock(total)));
     progress.step("guests", start);
-    // what has no guest needs none
+    // Native cells need no guest.
     let ground = match cells.iter().any(|cell| !cell.work.is_native()) {
         true => Some(Fixtures::new(Path::new(FOLDER))?),
         false => None,
@@ -158,21 +159,21 @@ pub fn run(vpipe: &Vpipe) -> Outcome {
 }
 
 struct Run<'a> {
-    /// Where there are guests.
+    /// The guests, if any cell needs them.
     bed: Option<TestBed<'a>>,
     sampler: ThreadSampler,
     busy: bool,
     quick: bool,
-    /// Of the guests.
+    /// CPU samples of the guests.
     core: usize,
-    /// MD5 of what curl gets.
+    /// MD5 of the file that curl gets.
     sum: Option<String>,
     native: Option<Native>,
-    /// The host's own, where it listens and for how large a file.
+    /// The host's server, with its address and file size.
     server: Option<((SocketAddr, usize), Server)>,
 }
 
-/// What the clients have seen.
+/// Received by the clients.
 #[derive(Default)]
 struct Received {
     got: Response,
@@ -211,7 +212,8 @@ impl<'a> Run<'a> {
         if let Some(at) = listens {
             self.serve(at, file.len())?;
         }
-        // the host has its image in its cache, so the guest that sends by itself has to have the whole file in its own, too
+        // The host has its image in the page cache, so the guest that sends by itself gets the complete file in its
+        // page cache too.
         let by_itself = side == Side::Stock || !cell.is_given_away();
         if by_itself && !matches!(cell.work, Work::Proxy | Work::Upload) {
             self.bed()?.sh(&format!("cat /mnt{path} > /dev/null"))?;
@@ -227,7 +229,7 @@ impl<'a> Run<'a> {
         let total = busy()? - total;
         let guest: f64 = self.sampler.vms(&web)?.seconds_since(&guest).iter().sum();
         if side == Side::Viola && cell.is_given_away() {
-            // where hand-overs are timed, all of them have to be some
+            // Where hand-overs are timed, every reply must be one.
             let least = seen.turns.as_ref().map_or(1, |turns| turns.first_ms.len());
             self.has_moved(cell, begun, least as u64)?;
         }
@@ -249,8 +251,8 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Has the host serve this file there. One server for turn after turn: a proxy that has kept a connection to one that is gone
-    /// may hang up on its own client.
+    /// Starts the host's server for this file and keeps it between turns. A proxy whose server has ended may disconnect
+    /// its own client.
     fn serve(&mut self, at: SocketAddr, size: usize) -> Outcome {
         if self
             .server
@@ -269,7 +271,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// The guest is none.
+    /// Returns nothing for work without a guest.
     fn natively(&mut self, cell: &Cell, side: Side) -> Outcome<Reading> {
         let file = &noise(cell.size);
         let native = match self.native.take() {
@@ -309,7 +311,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// What the clients see.
+    /// Runs the clients.
     fn seen(&mut self, cell: &Cell, side: Side, ask: Request<'_>) -> Outcome<Received> {
         let length = cell.length(side, self.quick);
         let Request { to, path, file } = ask;
@@ -317,7 +319,7 @@ impl<'a> Run<'a> {
         seen.got = match cell.work {
             Work::Nginx | Work::Written | Work::Lighttpd | Work::Proxy | Work::Given => {
                 let loaded = || {
-                    // beside the guest or on its core: half or twice as much, whichever side it is
+                    // The client's core makes a difference of up to a factor of two on either side, so it is fixed.
                     if !cell.is_given_away() {
                         split_cores(self.core)?;
                     }
@@ -365,11 +367,11 @@ impl<'a> Run<'a> {
         Ok(seen)
     }
 
-    /// Copies a file for so long.
+    /// Copies a file for this long.
     fn copies(&self, cell: &Cell, side: Side, path: &str, length: Duration) -> Outcome<Response> {
         let begun = Instant::now();
         let mut got = Response::default();
-        // a small file several times, because each script has a cost, too
+        // Copy a small file several times per script, because a script has a cost of its own.
         let times = if cell.size < 64 << 20 { 4 } else { 1 };
         while begun.elapsed() < length {
             self.bed()?.sh(&cell.work.copies(side, path, times))?;
@@ -381,7 +383,7 @@ impl<'a> Run<'a> {
 }
 
 impl Run<'_> {
-    /// The host has taken over so many connections since; its counts are behind by a moment.
+    /// Waits until the host has taken over this many connections; its counters lag behind a little.
     fn has_moved(&self, cell: &Cell, before: u64, least: u64) -> Outcome {
         let begun = Instant::now();
         loop {
@@ -403,7 +405,8 @@ impl Run<'_> {
     }
 }
 
-/// Fewest hand-overs that are timed. Without the library they take long beside busy neighbours, and are not what is asked for.
+/// Minimum number of timed hand-overs. Without the library they are slow beside busy neighbours, and that side is not
+/// the question.
 fn least(side: Side) -> usize {
     match side {
         Side::Viola => ENOUGH,
@@ -411,13 +414,13 @@ fn least(side: Side) -> usize {
     }
 }
 
-/// A large file and small ones, at the same time.
+/// Loads a large file and small files at the same time.
 fn together(
     large: Request<'_>,
     small: Request<'_>,
     length: Duration,
 ) -> Outcome<(Response, Response)> {
-    // threads stay in the network namespace of the one that starts them
+    // New threads stay in the network namespace of their creator.
     std::thread::scope(|scope| {
         let other = scope.spawn(|| load(small, 1, length));
         let got = load(large, 1, length);

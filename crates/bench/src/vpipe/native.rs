@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A guest whose system calls are this machine's own: what a hand-over takes where User Mode Linux is not in the way.
+//! A guest with native system calls: it shows the cost of a hand-over without User Mode Linux.
 //!
-//! The guest image's own programs, agent and all, run in namespaces in place of a kernel of their own: an ext4 image on a loop
-//! device as the disk, a veth on a bridge as the tap, a unix socket as the channel. The worker is the one that serves VMs, in a
-//! thread of this process, and not shut in.
+//! The guest image's own programs, including the agent, run in namespaces without a kernel of their own: an ext4 image
+//! on a loop device as the disk, a veth on a bridge as the tap, a unix socket as the channel. The worker is the same
+//! code that serves VMs, in a thread of this process without its sandbox.
 
 use std::fs::{self, File};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -35,12 +35,12 @@ use viola_cli::interrupt;
 const NAME: &str = "native";
 const GUEST: ([u8; 6], Ipv4Addr) = ([2, 0, 10, 78, 0, 11], Ipv4Addr::new(10, 78, 0, 11));
 const CLIENT: ([u8; 6], Ipv4Addr) = ([2, 0, 10, 78, 0, 1], Ipv4Addr::new(10, 78, 0, 1));
-/// Of the disk, in bytes.
+/// Size of the disk, bytes.
 const IMAGE: u64 = 512 << 20;
-/// How long anything may take until it is ready.
+/// Timeout for each part of the setup.
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// See the module.
+/// A native guest; see the module.
 pub struct Native {
     programs: Child,
     device: String,
@@ -53,10 +53,10 @@ pub struct Native {
 }
 
 impl Native {
-    /// Makes it, with these files, in `folder`.
+    /// Creates it in `folder`, with these files.
     ///
     /// # Errors
-    /// What is missing.
+    /// A program or resource is missing.
     pub fn new(folder: &Path, files: &[Vec<u8>]) -> Outcome<Self> {
         let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", folder.display()));
         let image = disk(folder, files)?;
@@ -99,7 +99,7 @@ impl Native {
         Ok(native)
     }
 
-    /// The worker gets the disk and the channel, and the agent proves the disk.
+    /// Gives the disk and the channel to the worker and waits for the agent's proof of the disk.
     fn begin(&self, image: &Path, listener: &UnixListener) -> Outcome {
         let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", image.display()));
         let file = File::open(image).map_err(failed)?;
@@ -126,7 +126,9 @@ impl Native {
             match stat.map_err(|e| Failure::run(chain(&e)))? {
                 Report::Agent(stat) if stat.session == Session::Proved => return Ok(()),
                 stat if begun.elapsed() > READY_TIMEOUT => {
-                    return Err(Failure::run(format!("the disk is not proved: {stat:?}")));
+                    return Err(Failure::run(format!(
+                        "the agent did not prove the disk: {stat:?}"
+                    )));
                 }
                 _ => std::thread::sleep(Duration::from_millis(20)),
             }
@@ -141,10 +143,10 @@ impl Native {
         }
     }
 
-    /// Pipes that the worker has begun so far.
+    /// Number of pipes that the worker has started.
     ///
     /// # Errors
-    /// It does not answer.
+    /// The worker does not reply.
     pub fn begun(&self) -> Outcome<u64> {
         match self.orders.order(&Order::Stat, &[], READY_TIMEOUT) {
             Ok(Report::Agent(stat)) => Ok(stat.pipes.map_or(0, |work| work.begun)),
@@ -153,15 +155,15 @@ impl Native {
         }
     }
 
-    /// Where a side listens.
+    /// Address of a side's server.
     pub fn address(work: Work, side: Side) -> SocketAddr {
         (IpAddr::from(GUEST.1), work.port(side)).into()
     }
 
-    /// CPU time that its programs have had so far, the agent with them: `schedstat` of all their threads.
+    /// CPU time of its programs so far, including the agent: `schedstat` of all their threads.
     ///
     /// # Errors
-    /// They are gone.
+    /// The programs have ended.
     pub fn cpu(&self) -> Outcome<Duration> {
         let space = |pid: u32, which: &str| fs::read_link(format!("/proc/{pid}/ns/{which}"));
         let own = space(self.programs.id(), "pid_for_children").map_err(Failure::run)?;
@@ -174,7 +176,7 @@ impl Native {
             let Some(pid) = pid.filter(|pid| space(*pid, "pid").is_ok_and(|it| it == own)) else {
                 continue;
             };
-            // a thread may end meanwhile
+            // A thread may have ended meanwhile.
             for task in fs::read_dir(format!("/proc/{pid}/task"))
                 .into_iter()
                 .flatten()
@@ -191,7 +193,7 @@ impl Native {
         Ok(Duration::from_nanos(ns))
     }
 
-    /// Does something where the client is.
+    /// Runs a closure in the client's network namespace.
     pub fn at_client<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Outcome<T> {
         self.client.run(job).map_err(Failure::run)
     }
@@ -199,7 +201,7 @@ impl Native {
 
 impl Drop for Native {
     fn drop(&mut self) {
-        // with the first of them go the others
+        // When the first process of the namespace ends, the kernel ends the others.
         let _ = self.programs.kill();
         let _ = self.programs.wait();
         let why = "the end".into();
@@ -212,16 +214,16 @@ impl Drop for Native {
 }
 
 fn netns() -> Outcome<Netns> {
-    Netns::new().map_err(|e| Failure::run(format!("making a network namespace: {e}")))
+    Netns::new().map_err(|e| Failure::run(format!("cannot create a network namespace: {e}")))
 }
 
-/// Runs a tool to its end.
+/// Runs a host program to its end.
 fn output(name: &str, arguments: &[&str]) -> Outcome<String> {
     let output = tool::output(Command::new(name).args(arguments))?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// An ext4 image with the files.
+/// Creates an ext4 image with the files.
 fn disk(folder: &Path, files: &[Vec<u8>]) -> Outcome<PathBuf> {
     let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", folder.display()));
     let tree = folder.join("tree");
@@ -242,7 +244,8 @@ fn disk(folder: &Path, files: &[Vec<u8>]) -> Outcome<PathBuf> {
     fs::canonicalize(&image).map_err(failed)
 }
 
-/// A bridge with the guest and its client in the calling thread's network namespace, and what the worker works with there.
+/// Creates a bridge with the guest and its client in the calling thread's network namespace, and the worker's resources
+/// there.
 fn ports(guest: &Netns, client: &Netns) -> Outcome<(VmNetns, PipeResources, AttachedPrograms)> {
     let (tap, to_client) = ("tap", "client");
     let made = (|| {
@@ -279,7 +282,7 @@ fn ports(guest: &Netns, client: &Netns) -> Outcome<(VmNetns, PipeResources, Atta
     made.map_err(|e: viola_vpipe::Error| Failure::run(chain(&e)))
 }
 
-/// The worker in a thread of its own, and the way to it.
+/// Starts the worker in its own thread and returns its channel.
 fn worker(
     space: VmNetns,
     place: PipeResources,
@@ -304,7 +307,8 @@ fn worker(
     Ok((Control::from_fd(ours), thread.spawn(run)?))
 }
 
-/// Agent and servers, in the calling thread's network namespace. Loop devices are no disks to the agent, so it sees one in its place.
+/// Starts the agent and the servers in the calling thread's network namespace. The agent does not accept loop devices
+/// as disks, so it sees a disk in their place.
 fn programs(folder: &Path, device: &str) -> Outcome<Child> {
     let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", folder.display()));
     let number = fs::read_to_string(format!("/sys/block/{device}/dev")).map_err(failed)?;
@@ -352,7 +356,7 @@ fn programs(folder: &Path, device: &str) -> Outcome<Child> {
         .map_err(|e| Failure::run(format!("unshare: {e}")))
 }
 
-/// The agent's connection.
+/// Accepts the agent's connection.
 fn accept(listener: &UnixListener) -> Outcome<UnixStream> {
     let begun = Instant::now();
     let moment = Timespec {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What was found, and the rows of the result.
+//! Readings, and the rows of the result.
 
 use std::collections::BTreeMap;
 
@@ -11,18 +11,18 @@ use super::times::Handovers;
 use crate::harness::row::{Goal, Row};
 use viola_report::stats::Sorted;
 
-/// What was found in one round.
+/// Result of one round.
 #[derive(Debug, Clone)]
 pub struct Reading {
-    /// By the clients.
+    /// Received by the clients.
     pub got: Response,
-    /// By the client of small files.
+    /// Received by the client of small files.
     pub beside: Option<Response>,
-    /// Of hand-overs.
+    /// Timed hand-overs.
     pub turns: Option<Handovers>,
     /// CPU-seconds of the guest with the web server.
     pub guest: f64,
-    /// Of the whole machine, clients included.
+    /// CPU-seconds of the whole machine, including clients.
     pub host: f64,
 }
 
@@ -31,13 +31,13 @@ pub struct Reading {
 pub struct Measurements(BTreeMap<Cell, BTreeMap<Side, Vec<Reading>>>);
 
 impl Measurements {
-    /// One more.
+    /// Adds a reading.
     pub fn add(&mut self, cell: Cell, side: Side, reading: Reading) {
         let of_cell = self.0.entry(cell).or_default();
         of_cell.entry(side).or_default().push(reading);
     }
 
-    /// The rows of the result.
+    /// Rows of the result.
     pub fn rows(&self) -> Vec<Row> {
         self.0
             .iter()
@@ -83,7 +83,7 @@ fn rows(cell: &Cell, sides: &BTreeMap<Side, Vec<Reading>>) -> Vec<Row> {
         let guest = row(", guest's CPU", "s/GiB", &guest).only(&["stock", "viola"]);
         let guest = guest.against("viola", "stock");
         all.push(match cell.work {
-            // whoever writes a file has to make room for it; the other one is there for the comparison
+            // Whichever side runs first allocates the file's blocks; only the other one is compared.
             Work::Upload | Work::Backup | Work::Written => guest,
             _ => guest.goal(Goal::AtMost(0.05), "viola"),
         });
@@ -91,7 +91,7 @@ fn rows(cell: &Cell, sides: &BTreeMap<Side, Vec<Reading>>) -> Vec<Row> {
             let host = |r: &Reading| Some(r.host * 1024.0 / mib(r));
             let host = row(", CPU of the whole machine", "s/GiB", &host).against("viola", "stock");
             all.push(match cell.work {
-                // it has no machine of its own whose work could be saved
+                // This side has no guest whose work could be saved.
                 Work::NativeWeb => host,
                 _ => host.goal(Goal::AtMost(1.0), "viola"),
             });
@@ -100,17 +100,17 @@ fn rows(cell: &Cell, sides: &BTreeMap<Side, Vec<Reading>>) -> Vec<Row> {
     all
 }
 
-/// What there is to a row of some cell: what follows the cell's name, the unit, the figure of a reading.
+/// A row of a cell: suffix of the name, unit, and figure of a reading.
 type RowBuilder<'a> = dyn Fn(&str, &'static str, &dyn Fn(&Reading) -> Option<f64>) -> Row + 'a;
 
-/// Goals as issue 5 has them, for a core that the guest has for itself.
+/// Goals of issue 5, for a core that the guest has for itself.
 fn hand_overs(cell: &Cell, row: &RowBuilder<'_>) -> Vec<Row> {
     let mut all = Vec::new();
     for (name, q, most) in [("p50", 0.5, 0.5), ("p99", 0.99, 2.0)] {
         let first = |r: &Reading| Sorted::new(r.turns.as_ref()?.first_ms.clone()).quantile(q);
         let back = |r: &Reading| Sorted::new(r.turns.as_ref()?.back_ms.clone()).quantile(q);
         let first = row(&format!(", call to first byte, {name}"), "ms", &first);
-        // without the library the call is over before the bytes are there
+        // Without the library the call returns before the bytes arrive.
         let back = row(&format!(", last byte to return, {name}"), "ms", &back).only(&["viola"]);
         all.extend([first, back].map(|row| match cell.busy {
             false => row.goal(Goal::FigureAtMost(most), "viola"),

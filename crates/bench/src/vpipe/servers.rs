@@ -1,40 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What runs in the guest: programs for each row of paper 003's table 1, each as it is and with the library.
+//! Servers in the guest: programs for each row of paper 003's table 1, each without and with the library.
 
 use super::Side;
 
-/// A kind of work: a row of the table, or one of two web servers.
+/// A kind of work: a row of the table, or an additional web server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Work {
-    /// A file down a connection, by Debian's nginx.
+    /// A file to a connection, by Debian's nginx.
     Nginx,
-    /// The same, where as it is it reads the file and writes it to the connection (paper 003, figure 4).
+    /// The same with read and write calls instead of sendfile (paper 003, figure 4).
     Written,
-    /// The same, by Debian's lighttpd.
+    /// As `Nginx`, by Debian's lighttpd.
     Lighttpd,
-    /// Small files of nginx, while a large one is sent.
+    /// Small files of nginx while it also sends a large one.
     Beside,
-    /// A connection into another one: Debian's haproxy before a web server of another machine.
+    /// A connection to another connection: Debian's haproxy in front of a web server on another host.
     Proxy,
-    /// A connection into a file: the library's example of a server that receives files.
+    /// A connection to a file: the library's example upload server.
     Upload,
-    /// A file into a file: Debian's cp, and a flush to the disk.
+    /// A file to a file: Debian's cp, and a flush to the disk.
     Backup,
-    /// As `Nginx`, with files of any size given away.
+    /// As `Nginx`, with files of any size handed over.
     Given,
-    /// As `Nginx`, asked by wrk.
+    /// As `Nginx`, with wrk as the client.
     Wrk,
-    /// As `Nginx`, asked by curl.
+    /// As `Nginx`, with curl as the client.
     Curl,
-    /// A file down a connection by `vpipe_file(3)`, of any size, and when.
+    /// A file to a connection by `vpipe_file(3)`, for any size, with timed hand-overs.
     Times,
-    /// The same without a guest.
+    /// As `Times`, without a guest.
     Native,
     /// As `Lighttpd`, without a guest.
     NativeWeb,
 }
 
-/// Where the server behind the proxy listens.
+/// Port of the server behind the proxy.
 pub const BACKEND: u16 = 90;
 
 const NGINX: &str = "user root root; worker_processes 1; pid RUN/pid; error_log RUN/error.log;
@@ -69,18 +69,18 @@ listen web
   server one BACKEND
 ";
 
-/// The library, for a program of the guest.
+/// The library in the guest.
 const PRELOAD: &str = "LD_PRELOAD=/usr/lib/libvpipe_preload.so";
-/// Where the agent listens.
+/// Socket of the agent.
 pub const SOCKET: &str = "/tmp/pipe.sock";
 
 impl Work {
-    /// Whether it has no guest.
+    /// Whether this work runs without a guest.
     pub fn is_native(self) -> bool {
         matches!(self, Self::Native | Self::NativeWeb)
     }
 
-    /// Those that have servers of their own.
+    /// The kinds of work with servers of their own.
     pub const SERVERS: [Self; 7] = [
         Self::Nginx,
         Self::Written,
@@ -91,7 +91,7 @@ impl Work {
         Self::Times,
     ];
 
-    /// As it is called in results.
+    /// Name in results.
     pub fn name(self) -> &'static str {
         match self {
             Self::Nginx | Self::Written | Self::Beside | Self::Given | Self::Wrk | Self::Curl => {
@@ -107,10 +107,10 @@ impl Work {
         }
     }
 
-    /// Port of a side.
+    /// Port of a side's server.
     pub fn port(self, side: Side) -> u16 {
         let first = match self {
-            // as it is it needs no second server
+            // Without the library no second server is needed.
             Self::Given if side == Side::Viola => 140,
             Self::Written if side == Side::Stock => 160,
             Self::Nginx | Self::Written | Self::Beside | Self::Given | Self::Wrk | Self::Curl => 80,
@@ -123,14 +123,15 @@ impl Work {
         first + side as u16
     }
 
-    /// Starts the server of one side in the guest; `host` is where the proxy finds other machines; without the library in a `control`. Nothing for what is no server.
+    /// Script that starts a side's server in the guest. `host` is the address that the proxy forwards to. A `control`
+    /// run never uses the library. Empty for work without a server.
     pub fn start(self, side: Side, host: &str, control: bool) -> Option<String> {
         let (name, port) = (self.name(), self.port(side));
         let run = format!("/tmp/{name}-{port}");
         let library = match (self, side) {
             (Self::Upload, Side::Viola) => format!("VIOLA_PIPE_SOCKET={SOCKET}"),
             (Self::Times, Side::Viola) => format!("VIOLA_PIPE_MIN=1 VIOLA_PIPE_SOCKET={SOCKET}"),
-            // without the agent they move bytes by themselves
+            // Without the agent the programs move the bytes themselves.
             (Self::Upload | Self::Times, _) => "VIOLA_PIPE_SOCKET=/tmp/none.sock".into(),
             (Self::Given, Side::Viola) => {
                 format!("VIOLA_PIPE_MIN=1 {PRELOAD} VIOLA_PIPE_SOCKET={SOCKET}")
@@ -173,12 +174,12 @@ impl Work {
         ))
     }
 
-    /// Where files of a side are put.
+    /// Folder for a side's files.
     pub fn folder(self, side: Side) -> String {
         format!("/mnt/{}-{}", self.name(), side.name())
     }
 
-    /// Copies a file and flushes it, so often; the last copy is compared.
+    /// Script that copies a file and flushes it, `times` times, and compares the last copy.
     pub fn copies(self, side: Side, path: &str, times: usize) -> String {
         let folder = self.folder(side);
         let library = match side {

@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How long a connection takes to the host, and back to its program.
+//! Times of a hand-over: until the host sends, and until the program has its connection back.
 //!
-//! A program in the guest (`lab/vpipe-times.c`) sends files by `vpipe_file(3)` and tells by its own clock when it made the call
-//! and when it had its count; the client tells by the host's clock when the first and the last byte came. So
+//! A program in the guest (`lab/vpipe-times.c`) sends files by `vpipe_file(3)` and reports, by its own clock, the times
+//! of the call and of the return. The client reports, by the host's clock, the times of the first and the last byte. So
 //!
-//! - *call to first byte* is from the library's call to the first byte that the host sends, as the client gets it, and
-//! - *last byte to return* is from the last byte, which the client's kernel acknowledges at once, to the count in the program, which
-//!   may write to the connection again.
+//! - *call to first byte* lasts from the library's call until the client gets the first byte that the host sends, and
+//! - *last byte to return* lasts from the last byte, which the client's kernel acknowledges at once, until the program
+//! has the count and may write to the connection again.
 //!
-//! Both go from end to end: everything on the way is in them, waits for the guest's core and the client's own wake-up, too.
-//! (Phases that agent and worker see could be timed in one clock each, but the ways between them, which are the larger part,
-//! would be missing. The difference to an answer without the library would need no second clock either, but it tells of the
-//! medians only, and nothing of the return.)
+//! Both are end to end: they include waits for the guest's core and the client's own wake-up. (Agent and worker could
+//! each time their phases by one clock, but this would miss the ways between them, the larger part. The difference to a
+//! reply without the library needs no second clock, but gives only medians and nothing about the return.)
 //!
-//! The two clocks are compared by cause and effect: an answer with the guest's time is given after the client has asked and
-//! before it has the answer. Each such pair bounds the difference of the clocks, and all of them together, hundreds of which some
-//! are quick, leave a few tens of microseconds. Both clocks go at one pace: a UML guest's is the host's CLOCK_MONOTONIC since
-//! its boot, and a clock that went faster would leave no difference that fits all pairs, which is an error here.
+//! The two clocks are compared by cause and effect: the guest reads its time after the client's request and before the
+//! client has the reply. Each such pair bounds the difference of the clocks. Hundreds of pairs, some of them quick,
+//! leave a few tens of microseconds. Both clocks have the same rate: a UML guest's clock is the host's CLOCK_MONOTONIC
+//! since its boot. If a clock were faster, no difference would fit all pairs, and the measurement fails.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -25,23 +24,23 @@ use std::time::{Duration, Instant};
 use super::client::{READ_BYTES, REPLY_TIMEOUT, Response};
 use viola_cli::error::{Failure, Outcome};
 
-/// Questions for the time, before the files and after them.
+/// Number of requests for the guest's time, before the files and after them.
 const PAIRS: usize = 100;
-/// How far the difference of the clocks may be from what is taken for it, in ns: a fifth of the smallest goal.
+/// Maximum error of the clock difference, ns: one fifth of the smallest goal.
 const MAX_CLOCK_ERROR: i64 = 100_000;
 
-/// What the hand-overs of some files took.
+/// Times of the hand-overs of some files.
 #[derive(Debug, Clone, Default)]
 pub struct Handovers {
-    /// From the call to the first byte, in milliseconds.
+    /// From the call to the first byte, milliseconds.
     pub first_ms: Vec<f64>,
-    /// From the last byte to the return, in milliseconds.
+    /// From the last byte to the return, milliseconds.
     pub back_ms: Vec<f64>,
-    /// How far the clocks' difference may be from what was taken for it, in milliseconds.
+    /// Maximum error of the clock difference, milliseconds.
     pub unsure_ms: f64,
 }
 
-/// What the difference of the guest's clock to the host's can be, in ns.
+/// Bounds of the difference between the guest's clock and the host's, ns.
 #[derive(Debug, Clone, Copy)]
 struct ClockOffset {
     least: i64,
@@ -56,17 +55,17 @@ impl ClockOffset {
         }
     }
 
-    /// The guest had this time after one of the host's and before another one.
+    /// Adds a pair: the guest read `guest` after the host's `before` and before the host's `after`.
     fn seen(&mut self, after: i64, guest: i64, before: i64) {
         self.least = self.least.max(guest.saturating_sub(before));
         self.most = self.most.min(guest.saturating_sub(after));
     }
 
-    /// The one in the middle, and how far it may be from the true one.
+    /// The middle of the bounds, and its maximum error.
     fn middle(&self) -> Result<(i64, i64), String> {
         let wide = self.most.saturating_sub(self.least);
         match wide {
-            // the clocks are read by steps of 256 ns
+            // The clocks are read in steps of 256 ns.
             -1000..0 => Ok((self.least, -wide)),
             0.. if wide / 2 <= MAX_CLOCK_ERROR => Ok((self.least + wide / 2, wide / 2)),
             ..0 => Err(format!(
@@ -81,7 +80,7 @@ impl ClockOffset {
     }
 }
 
-/// One file, in ns: the guest's clock for the first and the last, the host's for the others.
+/// Times of one file, ns: call and return by the guest's clock, the others by the host's.
 #[derive(Debug, Clone, Copy)]
 struct Turn {
     call: i64,
@@ -113,7 +112,7 @@ struct Client {
 }
 
 impl Client {
-    /// The host's clock.
+    /// The host's clock, ns.
     fn now(&self) -> i64 {
         i64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(i64::MAX)
     }
@@ -146,12 +145,12 @@ impl Client {
             let n = self.stream.read(&mut piece[..wanted])?;
             last = self.now();
             first = first.or(Some(last));
-            // else the last acknowledgement may wait for another byte
+            // Otherwise the last acknowledgement may wait for another byte.
             let _ = rustix::net::sockopt::set_tcp_quickack(&self.stream, true);
             if n == 0 || piece[..n] != file[at..at + n] {
                 let why = match n {
-                    0 => format!("it ends after {at} bytes"),
-                    _ => format!("other bytes than the file's at {at}"),
+                    0 => format!("the reply ends after {at} bytes"),
+                    _ => format!("the reply differs from the file at byte {at}"),
                 };
                 return Err(std::io::Error::other(why));
             }
@@ -171,11 +170,11 @@ impl Client {
     }
 }
 
-/// Gets one file after the other for so long, and at least so many, from the calling thread's network namespace; one more, the first,
-/// does not count.
+/// Gets files one after the other for this long, but at least `least` of them, from the calling thread's network
+/// namespace. The first file is extra and does not count.
 ///
 /// # Errors
-/// What went wrong, other bytes than the file's or clocks that cannot be compared above all.
+/// The first failure, in particular bytes that differ from the file or clocks that cannot be compared.
 pub fn load(
     to: SocketAddr,
     file: &[u8],

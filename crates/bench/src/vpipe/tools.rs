@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients that others know: Debian's wrk, which counts answers, and curl, whose file is compared by its MD5 sum.
+//! Standard clients: Debian's wrk, which counts replies, and curl, whose file is compared by MD5.
 
 use std::fs::File;
 use std::io::{Seek, Write};
@@ -14,9 +14,10 @@ use super::client::{REPLY_TIMEOUT, Response};
 use crate::harness::tool::output;
 use viola_cli::error::{Failure, Outcome};
 
-/// Threads of wrk, which is one for each core of a small machine.
+/// Threads of wrk, one per core of a small machine.
 const THREADS: usize = 2;
-/// What wrk says at its end: its own words round bytes to hundredths of a GB. Times are in microseconds.
+/// Script of wrk that prints its results; wrk's own summary rounds bytes to hundredths of a GB. Times are in
+/// microseconds.
 const SCRIPT: &str = "done = function(summary, latency, requests)
   local e = summary.errors
   io.write(string.format('counted %d %d %d %d\\n', summary.duration, summary.requests, summary.bytes,
@@ -24,7 +25,7 @@ const SCRIPT: &str = "done = function(summary, latency, requests)
 end
 ";
 
-/// What the script's line says.
+/// Parses the line of the script.
 fn counted(text: &str) -> Result<Response, String> {
     let line = text.lines().find_map(|line| line.strip_prefix("counted "));
     let numbers: Option<Vec<u64>> = line.and_then(|line| {
@@ -40,14 +41,14 @@ fn counted(text: &str) -> Result<Response, String> {
         Some(&[_, requests, _, errors]) if errors > 0 => {
             Err(format!("{errors} of {requests} answers failed"))
         }
-        _ => Err(format!("nothing was counted: {}", text.trim())),
+        _ => Err(format!("cannot parse wrk's output: {}", text.trim())),
     }
 }
 
-/// Asks by wrk for so many seconds; bytes are all that came, heads and cut answers too. `folder` is for its script.
+/// Runs wrk for this many seconds. Bytes include heads and replies cut off at the end. `folder` holds its script.
 ///
 /// # Errors
-/// Also an answer that is none.
+/// wrk fails, or a reply is an error.
 pub fn wrk(
     to: SocketAddr,
     path: &str,
@@ -72,7 +73,7 @@ pub fn wrk(
     counted(&text).map_err(|why| Failure::run(format!("wrk {to}{path}: {why}")))
 }
 
-/// The sum as md5sum prints it.
+/// The sum in md5sum's output.
 fn sum_of(text: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(text).ok()?;
     let sum = text.split_ascii_whitespace().next()?;
@@ -80,43 +81,44 @@ fn sum_of(text: &[u8]) -> Option<String> {
     is_sum.then(|| sum.to_owned())
 }
 
-/// MD5 of a file, from its beginning on.
+/// MD5 of a file, from offset 0.
 fn md5(mut file: &File) -> Outcome<String> {
     let from = file
         .rewind()
         .and_then(|()| file.try_clone())
         .map_err(Failure::run)?;
     let output = output(Command::new("md5sum").stdin(Stdio::from(from)))?;
-    sum_of(&output.stdout).ok_or_else(|| Failure::run("md5sum told no sum"))
+    sum_of(&output.stdout).ok_or_else(|| Failure::run("cannot parse md5sum's output"))
 }
 
-/// A file in memory, which is gone with this process.
+/// A file in memory; drop frees it.
 fn memory(name: &str) -> Outcome<File> {
     let made = memfd_create(name, MemfdFlags::CLOEXEC).map_err(Failure::run)?;
     Ok(made.into())
 }
 
-/// MD5 of what is in memory.
+/// MD5 of bytes.
 ///
 /// # Errors
-/// No memory, or no md5sum.
+/// No memory is left, or md5sum is missing.
 pub fn md5_of(bytes: &[u8]) -> Outcome<String> {
     let mut file = memory("md5")?;
     file.write_all(bytes).map_err(Failure::run)?;
     md5(&file)
 }
 
-/// Bytes and seconds, as curl was told to write them.
+/// Parses bytes and seconds in curl's output.
 fn taken(text: &str) -> Option<(u64, f64)> {
     let mut words = text.trim().split(' ');
     let taken = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
     (words.next().is_none() && taken.1 > 0.0).then_some(taken)
 }
 
-/// Gets a file by curl, again for so long, each time over a new connection; the time is curl's own, with the connection's.
+/// Gets a file repeatedly with curl for this long, each time over a new connection. The time is curl's own and includes
+/// the connection.
 ///
 /// # Errors
-/// Also a body whose MD5 is not `sum`.
+/// curl fails, or the MD5 of a body is not `sum`.
 pub fn curl(to: SocketAddr, path: &str, sum: &str, length: Duration) -> Outcome<Response> {
     let failed = |why: String| Failure::run(format!("curl {to}{path}: {why}"));
     let mut got = Response::default();
@@ -133,8 +135,8 @@ pub fn curl(to: SocketAddr, path: &str, sum: &str, length: Duration) -> Outcome<
                 .stdout(Stdio::from(stdout)),
         )?;
         let text = String::from_utf8_lossy(&output.stderr);
-        let (bytes, seconds) =
-            taken(&text).ok_or_else(|| failed(format!("it told no time: {}", text.trim())))?;
+        let (bytes, seconds) = taken(&text)
+            .ok_or_else(|| failed(format!("cannot parse curl's output: {}", text.trim())))?;
         let found = md5(&body)?;
         if found != sum {
             return Err(failed(format!(

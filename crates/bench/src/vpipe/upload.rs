@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A client that sends one file again and again to the library's example of a server that receives files.
+//! A client that uploads one file repeatedly to the library's example upload server.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use super::client::{REPLY_TIMEOUT, Response};
 use viola_cli::error::{Failure, Outcome};
 
-/// Sends it over one connection for so long, from the calling thread's network namespace; each is waited for, the last one too.
+/// Uploads over one connection for this long, from the calling thread's network namespace, and waits for each upload to
+/// complete.
 ///
 /// # Errors
-/// What went wrong, a file that did not arrive whole above all.
+/// The first failure, in particular an incomplete upload.
 pub fn load(to: SocketAddr, file: &[u8], length: Duration) -> Outcome<Response> {
     let failed = |e: std::io::Error| Failure::run(format!("upload to {to}: {e}"));
     let mut stream = TcpStream::connect_timeout(&to, REPLY_TIMEOUT).map_err(failed)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is built on HDFS, each unmodified: TestDFSIO, HBase, Spark; and the hybrid set-up of two DataNodes.
+//! Applications on HDFS, all unmodified: TestDFSIO, HBase, Spark; and the hybrid setup with two DataNodes.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,18 +15,18 @@ use crate::harness::side::lab_failure;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 
-/// Sides on which all of these are measured.
+/// Sides of all application works.
 const SIDES: [Side; 2] = [Side::Stock, Side::Viola];
-/// Longest time until HBase's master serves.
+/// Timeout for HBase's master to start.
 const MASTER_TIMEOUT: Duration = Duration::from_secs(240);
-/// HBase keeps little of the table, so that it reads HDFS.
+/// HBase settings: small caches, so that reads reach HDFS.
 const HBASE: [(&str, &str); 2] = [
     ("hfile.block.cache.size", "0.02"),
     ("hbase.regionserver.handler.count", "4"),
 ];
 
 impl<'a> TestBed<'a> {
-    /// Starts what a phase needs and writes what it reads; nothing of it is measured.
+    /// Starts the programs of a phase and writes their input. Nothing here is measured.
     pub fn begin(&mut self, phase: Phase, works: &[Work], sizes: &Sizes) -> Outcome {
         match phase {
             Phase::Plain if works.contains(&Work::Dfsio) || works.contains(&Work::DfsioCold) => {
@@ -39,7 +39,7 @@ impl<'a> TestBed<'a> {
         }
         self.run_agent(true)?;
         self.wait_named()?;
-        // whatever starts slowly does so now, on each side
+        // Start everything slow now, on each side.
         for side in SIDES {
             for work in works.iter().filter(|w| w.is_app()) {
                 self.run(*work, side, sizes, 0)?;
@@ -48,7 +48,7 @@ impl<'a> TestBed<'a> {
         Ok(())
     }
 
-    /// Ends what [`TestBed::begin`] has started.
+    /// Ends the programs that [`TestBed::begin`] started.
     pub fn end(&mut self, phase: Phase) -> Outcome {
         if matches!(phase, Phase::HBase | Phase::Spark) {
             self.apps.clear();
@@ -58,7 +58,7 @@ impl<'a> TestBed<'a> {
         Ok(())
     }
 
-    /// Does the work; what its tool itself has measured goes into the answer.
+    /// Runs the work. The reply holds the tool's own figures.
     pub fn run(
         &mut self,
         work: Work,
@@ -104,7 +104,7 @@ impl<'a> TestBed<'a> {
         self.ask(Side::Stock, &request).map(drop)
     }
 
-    /// An HBase for each side with a table of its own, in one file.
+    /// Starts an HBase per side, with a table in one file.
     fn begin_hbase(&mut self, sizes: &Sizes) -> Outcome {
         for (index, side) in SIDES.into_iter().enumerate() {
             let word = format!("hbase-{}", side.word());
@@ -148,7 +148,7 @@ impl<'a> TestBed<'a> {
         Ok(())
     }
 
-    /// Which of the two programs says why differs; both logs are kept beside the images.
+    /// Error of a start, with the end of the logs; both logs are kept beside the images.
     fn hbase_failure(&self, word: &str, port: usize, error: &viola_lab::Error) -> Failure {
         let mut text = error.full();
         for name in [word.to_owned(), format!("bench{port}")] {
@@ -182,7 +182,7 @@ impl<'a> TestBed<'a> {
         Ok(())
     }
 
-    /// A second DataNode, and a file on each.
+    /// Starts a second DataNode and writes a file to each.
     fn begin_hybrid(&mut self, sizes: &Sizes) -> Outcome {
         let other = guest(self.lab, OTHER)?;
         self.hdfs
@@ -190,7 +190,8 @@ impl<'a> TestBed<'a> {
             .map_err(lab_failure)?;
         for (file, name) in [(NEAR, NODE), (FAR, OTHER)] {
             let address = guest(self.lab, name)?.address();
-            let address = address.ok_or_else(|| Failure::run(format!("{name} has no address")))?;
+            let address =
+                address.ok_or_else(|| Failure::run(format!("{name} has no network address")))?;
             let size = sizes.file / 2;
             let request = format!("stock place {file} {size} {BLOCK} 1 {address}:9866");
             self.ask(Side::Stock, &request)?;
@@ -198,7 +199,7 @@ impl<'a> TestBed<'a> {
         Ok(())
     }
 
-    /// Empties a small file of the client's guest.
+    /// Clears a small file in the client's guest.
     fn empty(&self, path: &str) -> Outcome {
         sh(guest(self.lab, CLIENT)?, &format!(": > {ROOT}{path}")).map(drop)
     }
@@ -208,7 +209,7 @@ impl<'a> TestBed<'a> {
     }
 }
 
-/// What TestDFSIO says of its reads; starting a job is not part of that.
+/// Parses TestDFSIO's report of its reads, which excludes the start of the job.
 fn dfsio(answer: RequestStats, text: &str) -> Outcome<RequestStats> {
     let of = |name: &str| -> Option<f64> {
         let line = text.lines().rev().find(|line| line.contains(name))?;
@@ -219,7 +220,7 @@ fn dfsio(answer: RequestStats, text: &str) -> Outcome<RequestStats> {
         of("Throughput mb/sec").filter(|rate| *rate > 0.0),
     ) else {
         return Err(Failure::run(format!(
-            "TestDFSIO says no throughput: {}",
+            "cannot find a throughput in TestDFSIO's output: {}",
             text.trim()
         )));
     };
@@ -230,7 +231,7 @@ fn dfsio(answer: RequestStats, text: &str) -> Outcome<RequestStats> {
     })
 }
 
-/// What PerformanceEvaluation says of its rows; connecting is not part of that.
+/// Parses PerformanceEvaluation's report of its rows, which excludes the connection.
 fn evaluation(answer: RequestStats, text: &str, rows: u32) -> Outcome<RequestStats> {
     let line = text
         .lines()
@@ -241,7 +242,7 @@ fn evaluation(answer: RequestStats, text: &str, rows: u32) -> Outcome<RequestSta
         .and_then(|list| list.trim_end().trim_end_matches(']').parse().ok());
     let ms = ms.filter(|ms| *ms > 0.0).ok_or_else(|| {
         Failure::run(format!(
-            "PerformanceEvaluation says no timings: {}",
+            "cannot find timings in PerformanceEvaluation's output: {}",
             text.trim()
         ))
     })?;

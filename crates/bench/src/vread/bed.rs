@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The guests that are measured: NameNode and DataNode, a client, two neighbours, and viola between them.
+//! Test bed: guests for NameNode and DataNode, client and two neighbours, and viola.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,29 +24,30 @@ use viola_cli::interrupt;
 pub const CLIENT: &str = "vread-client";
 /// Name of the DataNode's guest.
 pub const NODE: &str = "vread-node";
-/// Name of the guest with a DataNode that viola does not serve.
+/// Name of the guest whose DataNode viola does not serve.
 pub const OTHER: &str = "vread-other";
-/// Empties a guest's caches.
+/// Drops a guest's caches.
 pub const DROP_CACHES: &str = "sync; echo 3 >/proc/sys/vm/drop_caches";
 const NEIGHBOURS: [&str; 2] = ["vread-busy1", "vread-busy2"];
-/// Mount of the blocks, in the root that Java runs in.
+/// Mount point of the blocks, inside the root that Java runs in.
 pub(super) const MOUNT: &str = "/vread";
-/// The same blocks on the client's own disk.
+/// Copies of the blocks on the client's own disk.
 pub(super) const OWN: &str = "/mnt/blocks";
-/// The guest agent, as it is delivered.
+/// The guest agent as packaged.
 pub(super) const AGENT: &str = "data = ['/mnt/data']\ndatanode = '127.0.0.1:9866'\n";
-/// Names in one command: a line of a guest's console takes 4 KiB.
+/// Maximum number of names per command, because a console line holds 4 KiB.
 const COMMAND: usize = 20;
-/// How long finished blocks may stay without a name.
+/// Timeout for the agent to name finished blocks.
 const NAMING_TIMEOUT: Duration = Duration::from_secs(60);
-/// What a row writes stays in the DataNode's cache until it was measured: at the kernel's own bounds, close to a row's size
-/// here, it depended on what else was in the cache whether a write waited for the disk.
+/// Dirty page limits of the DataNode's guest, so that a row's data stays in its page cache until it is measured. The
+/// kernel's defaults are close to a row's size here; whether a write waited for the disk then depended on other dirty
+/// pages.
 const RAISE_DIRTY_RATIO: &str =
     "cd /proc/sys/vm; echo 80 >dirty_ratio; echo 70 >dirty_background_ratio";
-/// Longer than a DataNode takes to delete blocks.
+/// Longer than a DataNode needs to delete blocks.
 const DELETE_TIME: Duration = Duration::from_secs(5);
 
-/// What lives through a whole run but for the guests.
+/// Resources of a whole run, apart from the guests.
 pub struct Fixtures {
     hadoop: Hadoop,
     folder: PathBuf,
@@ -55,7 +56,7 @@ pub struct Fixtures {
 }
 
 impl Fixtures {
-    /// Files go to `folder`, the file system of which is measured.
+    /// Files go to `folder`; its file system is measured.
     pub fn new(folder: &Path) -> Outcome<Self> {
         Ok(Self {
             hadoop: Hadoop::find().map_err(lab_failure)?,
@@ -65,7 +66,7 @@ impl Fixtures {
         })
     }
 
-    /// Starts HDFS on the host itself and writes the file that is read.
+    /// Starts HDFS on the host itself and writes the file to read.
     pub fn start_loopback(&mut self, sizes: &Sizes) -> Outcome {
         let (local, mut client) =
             LocalHdfs::start(&self.hadoop, &self.folder.join("loopback")).map_err(lab_failure)?;
@@ -76,22 +77,22 @@ impl Fixtures {
         Ok(())
     }
 
-    /// Ends the HDFS on the host.
+    /// Stops the host's HDFS.
     pub fn stop_loopback(&mut self) {
         self.local = None;
     }
 
-    /// What was fetched.
+    /// The unpacked Hadoop distribution.
     pub fn hadoop(&self) -> &Hadoop {
         &self.hadoop
     }
 
-    /// Images of the guests' disks: DataNode, client, the other DataNode.
+    /// Disk images of the guests: DataNode, client, second DataNode.
     fn images(&self) -> [PathBuf; 3] {
         ["node.img", "client.img", "other.img"].map(|name| self.folder.join(name))
     }
 
-    /// Boots the guests, the client's with viola's device if there is a daemon.
+    /// Boots the guests. The client's guest has viola's device if there is a daemon.
     pub fn boot(
         &mut self,
         cores: Cores,
@@ -117,7 +118,7 @@ impl Fixtures {
             .device
             .as_ref()
             .map_or(image.as_path(), LoopDevice::path);
-        // what is not touched takes none of the host's
+        // Untouched guest memory uses no host memory.
         let memory = match phases {
             p if p.contains(&Phase::HBase) || p.contains(&Phase::Spark) => "5G",
             _ => "1536M",
@@ -151,7 +152,7 @@ impl Fixtures {
         Spec::from_toml(&text, "bench-vread", &self.folder).map_err(lab_failure)
     }
 
-    /// Starts HDFS in the guests, writes the file that is read, and brings about all sides.
+    /// Starts HDFS in the guests, writes the file to read, and sets up all sides.
     pub fn bed<'a>(
         &'a mut self,
         lab: &'a Lab,
@@ -202,19 +203,19 @@ impl Fixtures {
 /// Cores of the guests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cores {
-    /// Of the client.
+    /// Core of the client.
     pub client: usize,
-    /// Of DataNode and neighbours.
+    /// Core of DataNode and neighbours.
     pub node: usize,
 }
 
-/// Everything of a round, ready to be measured.
+/// A complete setup for one phase.
 pub struct TestBed<'a> {
     pub(super) lab: &'a Lab,
     pub(super) daemon: Option<&'a Daemon>,
     pub(super) hdfs: Hdfs<'a>,
     client: Client,
-    /// Clients of what is built on HDFS, by what they call a side.
+    /// Clients of the applications, by name of the side.
     pub(super) apps: BTreeMap<String, Client>,
     local: Option<&'a mut (LocalHdfs, Client)>,
     /// Files and devices behind the guests' disks.
@@ -223,7 +224,7 @@ pub struct TestBed<'a> {
 }
 
 impl<'a> TestBed<'a> {
-    /// Reads of all kinds on each side for the same time: what comes later is compiled code.
+    /// Warms up all kinds of reads on each side for the same time, so that later reads run compiled code.
     fn warm(&mut self, sizes: &Sizes) -> Outcome {
         for side in self.sides(Work::Warm) {
             let request = format!("{} warm {FILE} {}", side.word(), sizes.warm_s);
@@ -232,7 +233,7 @@ impl<'a> TestBed<'a> {
         Ok(())
     }
 
-    /// Sides that this bed has, of those on which the work is measured.
+    /// The work's sides that this setup supports.
     pub fn sides(&self, work: Work) -> Vec<Side> {
         let has = |side: &Side| match side {
             Side::Viola | Side::Unverified => self.daemon.is_some(),
@@ -242,7 +243,7 @@ impl<'a> TestBed<'a> {
         work.sides().iter().copied().filter(has).collect()
     }
 
-    /// Bytes that viola has served so far, once its count stands still.
+    /// Bytes that viola has served so far, once the counter is stable.
     pub fn served(&self, side: Side) -> Outcome<u64> {
         let (Some(daemon), false) = (self.daemon, side == Side::Loopback) else {
             return Ok(0);
@@ -250,7 +251,7 @@ impl<'a> TestBed<'a> {
         daemon.served()
     }
 
-    /// Waits until what was written is as it is for long: named, where the agent runs.
+    /// Waits until written blocks are in their lasting state: named, if the agent runs.
     pub fn settle_named(&mut self, side: Side) -> Outcome {
         self.settle()?;
         match side == Side::Viola && self.agent {
@@ -259,7 +260,7 @@ impl<'a> TestBed<'a> {
         }
     }
 
-    /// Processes CPU time counts on a side.
+    /// Processes whose CPU time counts on a side.
     pub fn whose(&self, side: Side) -> Outcome<Processes> {
         Ok(match (side, &self.local) {
             (Side::Loopback, Some((local, _))) => match local.pids()[..] {
@@ -274,7 +275,7 @@ impl<'a> TestBed<'a> {
         })
     }
 
-    /// Sends a request to the client of that side.
+    /// Sends a request to the side's client.
     pub fn ask(&mut self, side: Side, request: &str) -> Outcome<RequestStats> {
         interrupt::check()?;
         let word = request.split(' ').next().unwrap_or_default();
@@ -286,7 +287,7 @@ impl<'a> TestBed<'a> {
         client.ask(request).map_err(lab_failure)
     }
 
-    /// Lets the agent run, but for the side of stock where something is written.
+    /// Runs the agent, except on the stock side of works that write.
     pub fn choose_agent(&mut self, work: Work, side: Side) -> Outcome {
         match side {
             Side::Loopback => Ok(()),
@@ -294,14 +295,14 @@ impl<'a> TestBed<'a> {
         }
     }
 
-    /// Brings about the state in which a work is measured on a side.
+    /// Prepares the state in which a work is measured on a side.
     pub fn prepare(&mut self, work: Work, side: Side, sizes: &Sizes, round: usize) -> Outcome {
         match work {
             work if work.is_cold() => self.forget()?,
             work if work.writes() => self.settle()?,
-            // their own caches, and the last round, make them the same for all
+            // Their own caches and the last round warm all sides equally.
             Work::HBase(_) | Work::Spark => {}
-            // once, so that caches and compiled code are the same for all
+            // Read once, so that caches and compiled code are the same for all.
             Work::Dfsio => {
                 self.run(work, side, sizes, 0)?;
             }
@@ -330,7 +331,7 @@ impl<'a> TestBed<'a> {
         Ok(())
     }
 
-    /// Ends what [`TestBed::prepare`] has begun for this work alone.
+    /// Undoes the part of [`TestBed::prepare`] that belongs to this work.
     pub fn tidy(&mut self, work: Work) -> Outcome {
         if work.is_disturbed() {
             for name in NEIGHBOURS {
@@ -340,12 +341,12 @@ impl<'a> TestBed<'a> {
         Ok(())
     }
 
-    /// Empties the caches of guests and host of what the images hold.
+    /// Drops the images' data from the caches of guests and host.
     fn forget(&mut self) -> Outcome {
         for name in [NODE, CLIENT] {
             sh(guest(self.lab, name)?, DROP_CACHES)?;
         }
-        // a device's pages are written to the file below it
+        // A device's pages are written to the file below it.
         for image in self.images.iter().rev() {
             caches::forget(image)?;
         }
@@ -359,8 +360,8 @@ impl<'a> TestBed<'a> {
         Ok(())
     }
 
-    /// Waits out what came before: a DataNode deletes blocks some seconds later, and what was written goes to the disk
-    /// later still. On each side alike, else the one whose agent has just begun has rested longer.
+    /// Waits for the effects of earlier works: a DataNode deletes blocks some seconds later, and dirty pages go to the
+    /// disk later still. All sides wait equally; otherwise the side whose agent has just started would have more rest.
     fn settle(&self) -> Outcome {
         std::thread::sleep(DELETE_TIME);
         sh(guest(self.lab, NODE)?, "sync")?;
@@ -368,7 +369,7 @@ impl<'a> TestBed<'a> {
         image.and_then(|i| i.sync_all()).map_err(Failure::run)
     }
 
-    /// Lets the agent run or not; with it, waits until all finished blocks can be read.
+    /// Starts or stops the agent. After a start, waits until all finished blocks can be read.
     pub(super) fn run_agent(&mut self, wanted: bool) -> Outcome {
         if self.daemon.is_none() || wanted == self.agent {
             return Ok(());
@@ -388,7 +389,7 @@ impl<'a> TestBed<'a> {
         let begun = Instant::now();
         loop {
             interrupt::check()?;
-            // asked for each time: a block that was deleted goes a few seconds later
+            // List the blocks each time, because a deleted block disappears some seconds later.
             let wanted = blocks(guest(self.lab, NODE)?)?.into_iter();
             let wanted: Vec<String> = wanted
                 .map(|(pool, name)| format!("{ROOT}{MOUNT}/{pool}/{name}"))
@@ -400,7 +401,7 @@ impl<'a> TestBed<'a> {
             if begun.elapsed() > NAMING_TIMEOUT {
                 let words = self.daemon.map(Daemon::last_words).unwrap_or_default();
                 return Err(Failure::run(format!(
-                    "{} is not shown by viola: {words}",
+                    "viola does not show block {}: {words}",
                     missing.trim()
                 )));
             }
@@ -408,11 +409,11 @@ impl<'a> TestBed<'a> {
         }
     }
 
-    /// Copies the blocks of the file to the client's own disk, under their names.
+    /// Copies the file's blocks to the client's own disk, under their names.
     fn export(&mut self) -> Outcome {
         let blocks = blocks(guest(self.lab, NODE)?)?;
         let Some((pool, _)) = blocks.first() else {
-            return Err(Failure::run("the DataNode has no block"));
+            return Err(Failure::run("the DataNode has no blocks"));
         };
         let names: Vec<&str> = blocks.iter().map(|(_, name)| name.as_str()).collect();
         let request = format!("stock export {FILE} {OWN}/{pool} {}", names.join(" "));
@@ -429,14 +430,14 @@ pub fn block_of(path: &str) -> Option<(String, String)> {
     Some((pool.to_owned(), name.to_owned()))
 }
 
-/// The guest of that name.
+/// The guest with this name.
 pub(super) fn guest<'a>(lab: &'a Lab, name: &str) -> Outcome<&'a Guest> {
     lab.guest(name).map_err(lab_failure)
 }
 
-/// The blocks of the DataNode in this guest: pool and name in the mount, in the order of their numbers.
+/// Blocks of the DataNode in this guest, as pool and name in the mount, in order of block number.
 pub(super) fn blocks(node: &Guest) -> Outcome<Vec<(String, String)>> {
-    // what is deleted while it looks is no failure
+    // A block that is deleted during the search is no failure.
     let found = sh(
         node,
         "find /mnt/data -name 'blk_*.meta' -path '*/finalized/*' 2>/dev/null || [ -d /mnt/data/current ]",
@@ -446,7 +447,7 @@ pub(super) fn blocks(node: &Guest) -> Outcome<Vec<(String, String)>> {
     Ok(blocks)
 }
 
-/// The first of these paths that is not there in the guest; empty when all are.
+/// The first of these paths that is missing in the guest; empty if all exist.
 pub(super) fn first_missing(guest: &Guest, paths: &[String]) -> Outcome<String> {
     for some in paths.chunks(COMMAND) {
         let script = format!(
@@ -461,7 +462,7 @@ pub(super) fn first_missing(guest: &Guest, paths: &[String]) -> Outcome<String> 
     Ok(String::new())
 }
 
-/// Runs a script that must succeed; its output.
+/// Runs a script that must succeed and returns its output.
 pub(super) fn sh(guest: &Guest, script: &str) -> Outcome<String> {
     let output = guest.exec(&["sh", "-ec", script]).map_err(lab_failure)?;
     if output.status != 0 {

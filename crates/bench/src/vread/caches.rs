@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Cold reads: what the host holds of an image is thrown away, and that it is gone is looked at.
+//! Cold reads: drops an image's pages from the host's cache and checks that they are gone.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
@@ -9,22 +9,22 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use viola_cli::error::{Failure, Outcome};
 
-/// Largest part of an image that may be left in the host's memory.
+/// Maximum part of an image that may stay in the host's cache.
 const LEFT: f64 = 0.01;
-/// How often it is tried: pages that somebody looks at just then stay.
+/// Maximum attempts; pages that another program uses at that moment stay.
 const MAX_TRIES: usize = 5;
 
-/// Writes back and forgets what the host holds of a file or a block device, of whatever else reads it too.
+/// Writes back and drops the host's cached pages of a file or block device.
 ///
 /// # Errors
-/// When more than 1 % of it stays, which would make a cold figure a lie.
+/// More than 1 % stays cached, which would invalidate a cold figure.
 pub fn forget(path: &Path) -> Outcome {
     let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", path.display()));
     let mut file = File::open(path).map_err(failed)?;
     let size = file.seek(SeekFrom::End(0)).map_err(failed)?;
     let mut left = 0.0;
     for _ in 0..MAX_TRIES {
-        // pages that are yet to be written stay
+        // Dirty pages would stay.
         file.sync_all().map_err(failed)?;
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)
             .map_err(|e| failed(e.into()))?;
@@ -34,20 +34,20 @@ pub fn forget(path: &Path) -> Outcome {
         }
     }
     Err(Failure::run(format!(
-        "{}: {:.0} % of it stays in the host's cache, so nothing is read cold; does another program use it?",
+        "{}: {:.0} % stays in the host's cache, so reads are not cold; check whether another program uses it",
         path.display(),
         left * 100.0
     )))
 }
 
-/// What part of a file's pages is in the host's cache, 0 to 1.
+/// Part of a file's pages in the host's cache, 0 to 1.
 fn resident(file: &File, size: u64) -> std::io::Result<f64> {
     let length = usize::try_from(size).map_err(std::io::Error::other)?;
     if length == 0 {
         return Ok(0.0);
     }
     let mut pages = vec![0_u8; length.div_ceil(rustix::param::page_size())];
-    // SAFETY: a new mapping at a place the kernel chooses; it is only asked about, never read.
+    // SAFETY: a new mapping at an address that the kernel chooses; it is only passed to mincore, never read.
     let at = unsafe {
         mmap(
             std::ptr::null_mut(),
@@ -58,12 +58,12 @@ fn resident(file: &File, size: u64) -> std::io::Result<f64> {
             0,
         )?
     };
-    // SAFETY: `at` and `length` are the mapping's, and `pages` has a byte for each of its pages.
+    // SAFETY: `at` and `length` describe the mapping, and `pages` has one byte per page.
     let told = match unsafe { libc::mincore(at, length, pages.as_mut_ptr()) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error()),
     };
-    // SAFETY: the mapping from above, of which nothing is held.
+    // SAFETY: the mapping from above, without remaining references.
     unsafe { munmap(at, length)? };
     told?;
     let held = pages.iter().filter(|page| *page & 1 != 0).count();
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn what_was_just_written_is_held_until_it_is_forgotten() {
-        // on a disk: what is in memory only cannot be forgotten
+        // On a disk: pages of a memory file system cannot be dropped.
         let folder = tempfile::tempdir_in(".").unwrap();
         let path = folder.path().join("image");
         std::fs::write(&path, vec![7; 4 << 20]).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola run` with `[vread]` as an operator would have it, for guests that are yet to boot.
+//! `viola run` with `[vread]` as an operator would configure it, started before its guests.
 
 use std::fs;
 use std::os::fd::BorrowedFd;
@@ -14,10 +14,10 @@ use crate::harness::spawn;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 
-/// How long it may take to serve the reader's socket, and to end.
+/// Timeout for the daemon to serve the reader's socket, and to end.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// A running daemon and its folder, both gone with this value.
+/// A running daemon and its folder; drop ends and removes both.
 pub struct Daemon {
     child: Child,
     folder: PathBuf,
@@ -25,14 +25,14 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it and waits until the reading guest can connect its device.
+    /// Starts the daemon and waits until the reading guest can connect its device.
     pub fn start(reader: &str, datanode: &str) -> Outcome<Self> {
         let folder = Self::folder("")?;
         let text = config(&folder, reader, datanode);
         Self::begin(folder, &text, Some(reader), None)
     }
 
-    /// A new folder for one; the workers run as nobody, who must get at the sockets.
+    /// Creates the daemon's folder. The workers run as user nobody, which needs access to the sockets.
     pub fn folder(suffix: &str) -> Outcome<PathBuf> {
         let folder = PathBuf::from(format!("/run/viola-vread.{}{suffix}", std::process::id()));
         let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", folder.display()));
@@ -44,8 +44,8 @@ impl Daemon {
         Ok(folder)
     }
 
-    /// Starts one by its configuration, in a network namespace if one is given, and waits until it answers and serves
-    /// the reader's socket, if there is a reader.
+    /// Starts a daemon with this configuration, in `netns` if given, and waits until it replies and serves the reader's
+    /// socket, if there is a reader.
     pub fn begin(
         folder: PathBuf,
         config: &str,
@@ -71,7 +71,7 @@ impl Daemon {
             let ended = matches!(daemon.child.try_wait(), Ok(Some(_)));
             if ended || begun.elapsed() > DAEMON_TIMEOUT {
                 return Err(Failure::run(format!(
-                    "viola does not serve {}: {}",
+                    "the daemon does not serve {}: {}",
                     daemon.socket.display(),
                     daemon.last_words()
                 )));
@@ -86,24 +86,24 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Socket for the reading guest's device.
+    /// Socket of the reading guest's device.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Bytes that its readers have read since it runs.
+    /// Bytes read by its readers since it started.
     pub fn served(&self) -> Outcome<u64> {
         let vread: Vread = self.ask("/vread")?;
         Ok(vread.readers.iter().flat_map(|r| r.bytes.values()).sum())
     }
 
-    /// What it answers to this request.
+    /// Reply to an API request.
     pub fn ask<T: serde::de::DeserializeOwned>(&self, path: &str) -> Outcome<T> {
         let client = viola_cli::client::Client::new(&self.folder.join("viola.sock"));
         client.get(path).map_err(Failure::run)
     }
 
-    /// The end of its log.
+    /// Last lines of its log.
     pub fn last_words(&self) -> String {
         let log = fs::read_to_string(self.folder.join("log")).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
@@ -113,7 +113,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // workers outlive their daemon by design; these are not to outlive the benchmark
+        // Workers outlive their daemon by design, but must not outlive the benchmark.
         let workers = viola_host::proc::children(self.pid()).unwrap_or_default();
         let own = [self.pid()];
         for (pid, signal) in own
@@ -144,7 +144,7 @@ fn config(folder: &Path, reader: &str, datanode: &str) -> String {
     format!("{}{allow}", head(folder, "all"))
 }
 
-/// A configuration up to the keys of `[vread]` other than `sockets`; `vms` as in `[daemon]`.
+/// Configuration up to the keys of `[vread]` other than `sockets`; `vms` as in `[daemon]`.
 pub fn head(folder: &Path, vms: &str) -> String {
     let at = |name: &str| format!("{:?}", folder.join(name).display().to_string());
     format!(

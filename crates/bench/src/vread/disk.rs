@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The DataNode's disk: an image file, or a block device over one.
+//! Disk of the DataNode's guest: an image file, or a block device over one.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -7,26 +7,26 @@ use std::process::Command;
 
 use viola_cli::error::{Failure, Outcome};
 
-/// A loop device that goes with its last user, however that ends.
+/// A loop device that the kernel removes with its last user.
 pub struct LoopDevice {
     path: PathBuf,
     _held: File,
 }
 
 impl LoopDevice {
-    /// Over an image.
+    /// Creates a loop device over an image.
     pub fn over(image: &Path) -> Outcome<Self> {
         let image = image.display().to_string();
         let found = losetup(&["--find", "--show", &image])?;
         let path = PathBuf::from(found.trim());
         let held = File::open(&path);
-        // the kernel waits with this until nobody has the device open
+        // The kernel delays the removal until the device is closed.
         losetup(&["--detach", found.trim()])?;
         let held = held.map_err(|e| Failure::run(format!("{}: {e}", path.display())))?;
         Ok(Self { path, _held: held })
     }
 
-    /// The device.
+    /// Path of the device.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola-lab bench vread`: HDFS in guests, read over TCP and through the host in turn, beside the client's own disk
-//! and HDFS on the host itself.
+//! `viola-lab bench vread`: measures HDFS reads in guests over TCP and through the host in turn, beside the client's
+//! own disk and HDFS on the host itself.
 
 mod apps;
 mod bed;
@@ -35,11 +35,11 @@ use crate::harness::side::lab_failure;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::table;
 
-/// Images and the host's own HDFS.
+/// Folder of the images and of the host's own HDFS.
 const FOLDER: &str = "build/bench/vread";
-/// How long the daemon's counts may be behind.
+/// Maximum delay of the daemon's counters.
 const COUNTED: Duration = Duration::from_secs(5);
-/// The daemon tells within this time what a worker has served.
+/// Maximum delay until the daemon reports what a worker served.
 const STATUS_INTERVAL: Duration = Duration::from_millis(1500);
 
 /// Options of `viola-lab bench vread`.
@@ -47,12 +47,12 @@ const STATUS_INTERVAL: Duration = Duration::from_millis(1500);
 pub struct Vread {
     #[command(flatten)]
     options: Options,
-    /// Measure nothing: print a result file as the table "paper | here" of the book.
+    /// Do not measure. Print a result file as the book's table "paper | here".
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rounds", "quick", "only", "output"])]
     table: Option<PathBuf>,
 }
 
-/// Runs it, prints the table and writes the result.
+/// Runs the benchmark, prints the table and writes the result.
 pub fn run(vread: &Vread) -> Outcome {
     if let Some(file) = &vread.table {
         return table::print(&paper::table(file)?);
@@ -69,7 +69,7 @@ pub fn run(vread: &Vread) -> Outcome {
     if works.is_empty() && remote.is_empty() {
         let only = options.only.as_deref().unwrap_or_default();
         return Err(Failure::usage(format!(
-            "no work begins with `{only}`; try sequential, random, delay, 1 MiB, write, append, delete, TestDFSIO, \
+            "no work name begins with `{only}`; try sequential, random, delay, 1 MiB, write, append, delete, TestDFSIO, \
              HBase, Spark, hybrid, block device or other host"
         )));
     }
@@ -88,7 +88,7 @@ pub fn run(vread: &Vread) -> Outcome {
     };
     run.progress
         .say(&format!("vread: {rounds} rounds, about {}", clock(total)));
-    // What was measured is not lost when what comes later fails.
+    // A later failure must not lose earlier measurements.
     let mut rows = Vec::new();
     let mut failed = None;
     if !works.is_empty() {
@@ -105,7 +105,7 @@ pub fn run(vread: &Vread) -> Outcome {
         }
     }
     drop(run);
-    // whoever ends it early wants no result
+    // After an interrupt there is no result to write.
     viola_cli::interrupt::check()?;
 
     let guests = "User Mode Linux; DataNode and client on a core each, daemon and workers on any";
@@ -121,12 +121,12 @@ pub fn run(vread: &Vread) -> Outcome {
     failed.map_or(Ok(()), Err)
 }
 
-/// Guests, HDFS, the file and warm code.
+/// Guests, HDFS, the file, and warm code.
 fn start(sizes: &Sizes) -> Duration {
     Duration::from_secs(45 + u64::from(4 * sizes.warm_s))
 }
 
-/// About how long it takes until the first measurement, and all that comes then, piece by piece.
+/// Approximate time until the first measurement, and of all measurements, phase by phase.
 fn plan(works: &[Work], rounds: usize, quick: bool) -> Vec<Duration> {
     let sizes = Sizes::new(quick);
     let mut plan = Vec::new();
@@ -147,7 +147,7 @@ fn plan(works: &[Work], rounds: usize, quick: bool) -> Vec<Duration> {
 }
 
 impl Phase {
-    /// About how long what it needs takes to start.
+    /// Approximate time to start what the phase needs.
     fn start(self, sizes: &Sizes) -> Duration {
         match self {
             Self::Plain => Duration::ZERO,
@@ -159,7 +159,7 @@ impl Phase {
     }
 }
 
-/// What all measurements share.
+/// State shared by all measurements.
 struct Run {
     rounds: usize,
     quick: bool,
@@ -169,7 +169,7 @@ struct Run {
 }
 
 impl Run {
-    /// All on one host.
+    /// All works on one host.
     fn here(&mut self, works: &[Work], cores: Cores, found: &mut Measurements) -> Outcome {
         let sizes = self.sizes;
         let mut ground = Fixtures::new(Path::new(FOLDER))?;
@@ -181,7 +181,7 @@ impl Run {
                 ground.hadoop().require(kit).map_err(lab_failure)?;
             }
         }
-        // the guests with a block device are others than those before
+        // The guests with a block device are started anew.
         let (device, file): (Vec<Work>, Vec<Work>) =
             works.iter().partition(|work| work.phase() == Phase::Device);
         let daemon = Daemon::start(bed::CLIENT, bed::NODE)?;
@@ -250,7 +250,7 @@ impl Run {
         bed.end(phase)
     }
 
-    /// One cell.
+    /// Measures one cell.
     fn measure(
         &mut self,
         bed: &mut TestBed<'_>,
@@ -259,9 +259,9 @@ impl Run {
         round: usize,
     ) -> Outcome<Reading> {
         let sizes = self.sizes;
-        // before anything is written: what is appended to at once has no name yet, as in use
+        // Settle before any write: an append soon after a write finds no name yet, as in use.
         bed.choose_agent(work, side)?;
-        // what is appended to or deleted has to be there
+        // The file to append to or the files to delete must exist.
         match work {
             Work::Append | Work::AppendNamed => {
                 bed.ask(side, &Work::Write.request(side, &sizes, round))?;
@@ -308,7 +308,7 @@ impl Run {
     }
 }
 
-/// What the daemon has served, when the last bytes of those before are told too.
+/// Bytes served by the daemon, after the counters of earlier reads have settled.
 fn settled(bed: &TestBed<'_>, side: Side) -> Outcome<u64> {
     let mut served = bed.served(side)?;
     let begun = Instant::now();
@@ -322,7 +322,7 @@ fn settled(bed: &TestBed<'_>, side: Side) -> Outcome<u64> {
     Ok(served)
 }
 
-/// A program says nothing about where its bytes came from: the daemon does.
+/// Checks with the daemon where the bytes came from, which the program itself cannot tell.
 fn check_served(
     bed: &TestBed<'_>,
     work: Work,
@@ -341,7 +341,7 @@ fn check_served(
             true if served >= wanted => return Ok(()),
             false if served > 0 => {
                 return Err(Failure::run(format!(
-                    "{}, {}: {served} bytes came past the DataNode",
+                    "{}, {}: viola served {served} bytes on a side that must not use it",
                     work.name(),
                     side.name()
                 )));
@@ -349,7 +349,7 @@ fn check_served(
             false => return Ok(()),
             true if begun.elapsed() > COUNTED => {
                 return Err(Failure::run(format!(
-                    "{}, {}: only {served} of {wanted} bytes came past the DataNode",
+                    "{}, {}: viola served only {served} of {wanted} bytes",
                     work.name(),
                     side.name()
                 )));
@@ -359,7 +359,7 @@ fn check_served(
     }
 }
 
-/// Whether a work of this name was asked for: by the beginning of its name, several separated by commas.
+/// Whether --only selects the work by the beginning of its name; commas separate several patterns.
 fn wanted(options: &Options, name: &str) -> bool {
     let any = |only: &String| only.split(',').any(|part| name.starts_with(part.trim()));
     options.only.as_ref().is_none_or(any)
@@ -375,7 +375,7 @@ fn turn(sides: &[Side], round: usize) -> Vec<Side> {
     sides
 }
 
-/// The client's core, and another for the DataNode. Daemon, workers and the host's own HDFS may use all.
+/// Core of the client and core of the DataNode. Daemon, workers and the host's own HDFS may use all cores.
 fn cores(client: usize) -> Outcome<Cores> {
     let allowed = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
     if !allowed.is_set(client) {

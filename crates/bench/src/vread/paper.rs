@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the paper found, beside what was measured here: Xu et al., vRead, Middleware 2015.
+//! Figures of the paper beside those measured here: Xu et al., vRead, Middleware 2015.
 
 use std::path::Path;
 
@@ -9,13 +9,13 @@ use crate::harness::result::rows_of;
 use viola_cli::error::Outcome;
 use viola_report::stats::figure;
 
-/// A figure of the paper and the row that answers it.
+/// A figure of the paper and the corresponding row.
 struct PaperRow {
     row: &'static str,
     paper: &'static str,
 }
 
-/// The paper gives most of its figures as curves only; what its text says of them is here.
+/// Figures of the paper. It shows most only as curves; these are the numbers of its text.
 const PAPER_ROWS: [PaperRow; 21] = [
     line(
         "delay of a 64 KiB read",
@@ -83,10 +83,10 @@ const fn line(row: &'static str, paper: &'static str) -> PaperRow {
     PaperRow { row, paper }
 }
 
-/// Why a row of the paper has none here.
+/// Rows of the paper without a row here, and the reason.
 const NONE: [(&str, &str); 1] = [("Sqoop export", "not run: Sqoop is a retired project")];
 
-/// The table of a result file, in Markdown.
+/// Table of a result file, in Markdown.
 pub fn table(file: &Path) -> Outcome<String> {
     let rows = rows_of(file, "vread")?;
     let mut table = String::from(
@@ -105,7 +105,7 @@ pub fn table(file: &Path) -> Outcome<String> {
     Ok(table)
 }
 
-/// Both sides and the change, or nothing where one is missing.
+/// Both sides and the change; empty where a side is missing.
 fn here(row: &Value) -> Option<String> {
     let median = |side: &str| row["sides"][side]["median"].as_f64();
     let (stock, viola) = (median("stock")?, median("viola")?);

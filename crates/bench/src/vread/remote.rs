@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The DataNode on another host: two network namespaces with a cable between them, a daemon in each; HDFS over TCP
-//! against blocks through both daemons, over that cable.
+//! The DataNode on another host: two network namespaces connected by a veth, with a daemon in each. Compares HDFS over
+//! TCP with blocks through both daemons, over the same veth.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -29,19 +29,19 @@ use viola_cli::interrupt;
 const CLIENT: &str = "remote-client";
 const NODE: &str = "remote-node";
 const PORT: u16 = 7670;
-/// Mount of the blocks, in the root that Java runs in.
+/// Mount point of the blocks, inside the root that Java runs in.
 const MOUNT: &str = "/vread";
-/// How long finished blocks may stay without a name.
+/// Timeout for the agent to name finished blocks.
 const NAMING_TIMEOUT: Duration = Duration::from_secs(60);
-/// One measurement with what goes before it.
+/// Duration of a measurement, including its preparation.
 const CELL_TIME: Duration = Duration::from_secs(6);
-/// At least so much faster than HDFS over the same cable.
+/// Minimum speedup over HDFS on the same veth.
 const MIN_RATIO: f64 = 1.5;
 
 const WORKS: [Work; 4] = [Work::Cold, Work::Warm, Work::Random(4), Work::Random(64)];
 const SIDES: [Side; 3] = [Side::Stock, Side::Viola, Side::Unverified];
 
-/// Works that were asked for.
+/// The selected works.
 pub fn works(is_wanted: impl Fn(&str) -> bool) -> Vec<Work> {
     let all = WORKS.into_iter();
     all.filter(|work| is_wanted(&name(*work))).collect()
@@ -51,12 +51,12 @@ fn name(work: Work) -> String {
     format!("other host, {}", work.name())
 }
 
-/// How long it takes.
+/// Duration of all measurements.
 pub fn time(works: &[Work], rounds: usize) -> Duration {
     Duration::from_secs(60) + CELL_TIME * (works.len() * SIDES.len() * rounds) as u32
 }
 
-/// Measures them; the rows of the result.
+/// Measures the works and returns the rows of the result.
 pub fn run(
     works: &[Work],
     rounds: usize,
@@ -98,7 +98,7 @@ pub fn run(
     Ok(works.iter().flat_map(|work| rows(*work, &found)).collect())
 }
 
-/// Two hosts and the daemon of each: the reader's, the DataNode's.
+/// Two hosts with their daemons: the reader's and the DataNode's.
 struct Hosts {
     daemons: [Daemon; 2],
     sites: [NetnsHost; 2],
@@ -188,7 +188,7 @@ impl Labs {
     }
 }
 
-/// Everything ready to be measured.
+/// A complete setup.
 struct TestBed<'a> {
     hosts: &'a Hosts,
     labs: &'a Labs,
@@ -237,7 +237,7 @@ impl<'a> TestBed<'a> {
             .map(|(pool, name)| format!("{ROOT}{MOUNT}/{pool}/{name}"))
             .collect();
         if blocks.is_empty() {
-            return Err(Failure::run("the DataNode has no block"));
+            return Err(Failure::run("the DataNode has no blocks"));
         }
         let begun = Instant::now();
         loop {
@@ -249,7 +249,7 @@ impl<'a> TestBed<'a> {
             if begun.elapsed() > NAMING_TIMEOUT {
                 let [near, far] = &self.hosts.daemons;
                 return Err(Failure::run(format!(
-                    "{} is not shown by viola: {} / {}",
+                    "viola does not show block {}: {} / {}",
                     missing.trim(),
                     near.last_words(),
                     far.last_words()
@@ -270,7 +270,7 @@ impl<'a> TestBed<'a> {
         interrupt::check()?;
         match work {
             Work::Cold => self.forget()?,
-            // once, so that caches and compiled code are the same for all
+            // Read once, so that caches and compiled code are the same for all.
             _ => {
                 self.ask(&Work::Warm.request(side, sizes, 0))?;
             }
@@ -302,7 +302,7 @@ impl<'a> TestBed<'a> {
         self.client.ask(request).map_err(lab_failure)
     }
 
-    /// Empties the caches of guests and host of what the images hold.
+    /// Drops the images' data from the caches of guests and host.
     fn forget(&self) -> Outcome {
         for guest in [self.labs.node()?, self.labs.client()?] {
             sh(guest, DROP_CACHES)?;
@@ -323,7 +323,7 @@ fn own(folder: &Path) -> String {
     )
 }
 
-/// Has viola make the key of a host; its fingerprint.
+/// Makes viola create a host key and returns its fingerprint.
 fn make_key(folder: &Path) -> Outcome<String> {
     let failed = |what: String| Failure::run(format!("viola keys init: {what}"));
     let config = folder.join("keys.toml");

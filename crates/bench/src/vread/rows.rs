@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From what was found to the rows of the result.
+//! Readings, and the rows of the result.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +12,9 @@ use crate::harness::row::{Goal, Row};
 /// One measurement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reading {
-    /// What the client says.
+    /// Reply of the client.
     pub answer: RequestStats,
-    /// What it cost.
+    /// CPU use.
     pub usage: Usage,
 }
 
@@ -22,11 +22,11 @@ pub struct Reading {
 #[derive(Debug, Default)]
 pub struct Measurements(BTreeMap<(Work, Side), Vec<Reading>>);
 
-/// What a row shows of a reading.
+/// Selects a figure of a reading.
 type Figure = fn(&Reading) -> f64;
 
 impl Measurements {
-    /// Adds one.
+    /// Adds a measurement.
     pub fn add(&mut self, work: Work, side: Side, reading: Reading) {
         self.0.entry((work, side)).or_default().push(reading);
     }
@@ -42,7 +42,7 @@ impl Measurements {
         })
     }
 
-    /// The rows, those without figures left out.
+    /// The rows; rows without figures are left out.
     pub fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         for work in Work::ALL {
@@ -118,7 +118,7 @@ impl Measurements {
             Work::Write => {
                 let rate = self.row(work, "", "MiB/s", mib_per_s);
                 let piece = self.row(work, "p50 of 1 MiB", "us", |r| r.answer.p50_us);
-                // of a whole second a stall of a guest takes a third, on either side
+                // The work takes about a second, and one stall of a guest costs a third of it, on either side.
                 vec![
                     rate.against(viola, stock),
                     against(piece, Goal::AtMost(1.0 / 0.98)),
@@ -137,7 +137,7 @@ impl Measurements {
         }
     }
 
-    /// CPU-seconds per GiB: of the client, the DataNode, the daemon and the host.
+    /// CPU-seconds per GiB: of client, DataNode, daemon and host.
     fn costs(&self, work: Work) -> Vec<Row> {
         let (stock, viola) = (Side::Stock.name(), Side::Viola.name());
         let each: [(&str, Figure, Option<f64>); 4] = [
@@ -165,7 +165,7 @@ impl Measurements {
         let rows = each.map(|(what, figure, most)| {
             let row = self.row(work, what, "s/GiB", figure);
             match most {
-                // beyond large reads the figures are for the reader, not judged
+                // Only large reads have a CPU goal; the others inform the reader.
                 Some(most) if matches!(work, Work::Cold | Work::Warm) => {
                     row.against(viola, stock).goal(Goal::AtMost(most), viola)
                 }
@@ -185,7 +185,7 @@ fn reads_per_s(reading: &Reading) -> f64 {
     reading.answer.reads as f64 / reading.answer.wall_s
 }
 
-/// What part of the client's own virtual disk is reached, both without checksums.
+/// Rate relative to the client's own virtual disk, both without checksums.
 fn of_limit(mut rate: Row, work: Work) -> Row {
     let (ours, limit) = (Side::Unverified.name(), Side::Disk.name());
     rate.name = format!("{}, of the own disk", work.name());

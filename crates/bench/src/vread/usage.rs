@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where the CPU time of a measurement went: client guest, DataNode guest, daemon with its workers, whole host.
+//! CPU time of a measurement by user: client guest, DataNode guest, daemon with its workers, whole host.
 
 use std::fs::read_to_string;
 
@@ -9,18 +9,18 @@ use viola_cli::error::{Failure, Outcome};
 /// CPU-seconds of one measurement.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Usage {
-    /// The client's guest, or its process where there is no guest.
+    /// The client's guest, or its process without a guest.
     pub client: f64,
-    /// The DataNode's guest, or its process.
+    /// The DataNode's guest, or its process without a guest.
     pub node: f64,
-    /// `viola run` and its workers, of both hosts where there are two.
+    /// `viola run` and its workers; on two hosts the sum of both.
     pub daemon: f64,
-    /// All cores of the host, whoever used them.
+    /// All cores of the host, including all other programs.
     pub host: f64,
 }
 
 impl Usage {
-    /// The same for each GiB.
+    /// The same per GiB.
     pub fn per_gib(&self, bytes: u64) -> Self {
         let gib = bytes as f64 / f64::from(1 << 30);
         let per = |seconds: f64| seconds / gib;
@@ -33,7 +33,7 @@ impl Usage {
     }
 }
 
-/// Processes CPU time is looked at.
+/// Processes whose CPU time is measured.
 #[derive(Debug, Clone, Copy)]
 pub enum Processes {
     /// Two guests, and the daemon if there is one.
@@ -63,14 +63,14 @@ pub enum Processes {
     },
 }
 
-/// Totals at one moment.
+/// CPU totals at one moment.
 pub struct CpuTotals {
     looks: Vec<CpuSample>,
     host: f64,
 }
 
 impl CpuTotals {
-    /// Looks at all of them.
+    /// Samples all processes.
     pub fn now(sampler: &mut ThreadSampler, whose: Processes) -> Outcome<Self> {
         let looks = match whose {
             Processes::Guests {
@@ -99,7 +99,7 @@ impl CpuTotals {
         })
     }
 
-    /// What was used since `before`.
+    /// CPU use since `before`.
     pub fn since(&self, before: &Self) -> Usage {
         let seconds: Vec<f64> = self
             .looks
@@ -117,15 +117,17 @@ impl CpuTotals {
     }
 }
 
-/// Seconds that all cores together were not idle.
+/// Seconds that all cores together were busy.
 pub fn busy() -> Outcome<f64> {
     let text =
         read_to_string("/proc/stat").map_err(|e| Failure::run(format!("/proc/stat: {e}")))?;
-    let ticks = busy_ticks(&text).ok_or_else(|| Failure::run("/proc/stat: no line of all CPUs"))?;
+    let ticks = busy_ticks(&text).ok_or_else(|| {
+        Failure::run("/proc/stat: the line `cpu` is missing or has an unknown format")
+    })?;
     Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// user, nice, system, irq and softirq; time of guests is part of user.
+/// user, nice, system, irq and softirq; user includes guest time.
 fn busy_ticks(stat: &str) -> Option<u64> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let numbers: Vec<u64> = line

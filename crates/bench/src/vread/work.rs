@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is measured, and on which sides.
+//! Works that are measured, and their sides.
 
-/// Who serves the bytes.
+/// Transport of the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
-    /// HDFS as it is, over TCP from guest to guest.
+    /// Stock HDFS, over TCP from guest to guest.
     Stock,
     /// Through the host.
     Viola,
-    /// Through the host, checksums not verified.
+    /// Through the host, without checksum verification.
     Unverified,
-    /// The same reads of the client guest's own virtual disk, checksums not verified: the limit.
+    /// The same reads from the client guest's own virtual disk, without checksum verification: the upper bound.
     Disk,
-    /// HDFS as it is, on the host itself.
+    /// Stock HDFS on the host itself.
     Loopback,
 }
 
 impl Side {
-    /// All, in the order of tables.
+    /// All sides, in the order of tables.
     pub const ALL: [Self; 5] = [
         Self::Stock,
         Self::Viola,
@@ -37,7 +37,7 @@ impl Side {
         }
     }
 
-    /// What the benchmark client calls it.
+    /// Name in requests to the benchmark client.
     pub fn word(self) -> &'static str {
         match self {
             Self::Stock | Self::Loopback => "stock",
@@ -47,7 +47,7 @@ impl Side {
         }
     }
 
-    /// Keys of its configuration over `hdfs-site.xml`; `mount` is where the host shows blocks.
+    /// Configuration keys that override `hdfs-site.xml`. `mount` is the folder in which the host shows blocks.
     pub fn keys(self, mount: &str, disk: &str) -> Vec<String> {
         let accessor = "dfs.client.replica.accessor.builder.classes=org.viola.hdfs.ViolaReplicaAccessorBuilder";
         let at = |folder: &str| format!("viola.vread.mount={folder}");
@@ -57,12 +57,12 @@ impl Side {
             Self::Unverified => vec![accessor.into(), at(mount), "viola.verify=false".into()],
             Self::Disk => vec![accessor.into(), at(disk), "viola.verify=false".into()],
         };
-        // a busy machine must not send a side's reads to another's
+        // A long deadline, so that reads on a busy machine do not fall back to TCP.
         keys.push("viola.vread.deadline=20s".into());
         keys
     }
 
-    /// Whether every byte must have come past the DataNode.
+    /// Whether viola must have served every byte.
     pub fn is_local(self) -> bool {
         !matches!(self, Self::Stock | Self::Loopback)
     }
@@ -71,59 +71,59 @@ impl Side {
 /// One kind of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Work {
-    /// The whole file in reads of 1 MiB, nothing of it in any cache.
+    /// The whole file in reads of 1 MiB, with cold caches.
     Cold,
-    /// The same again.
+    /// The same again, with warm caches.
     Warm,
-    /// The whole file in reads of this many KiB, again: the paper's delay.
+    /// The whole file in reads of this many KiB, warm: the paper's delay.
     Delay(u32),
-    /// Random reads of this many KiB, none of it in the client's cache.
+    /// Random reads of this many KiB, with a cold client cache.
     Random(u32),
-    /// The same reads once more.
+    /// The same reads again.
     RandomAgain(u32),
-    /// Reads of 1 MiB at random places while two guests are busy on the DataNode's core.
+    /// Reads of 1 MiB at random places while two guests load the DataNode's core.
     Neighbours,
     /// Writing a file.
     Write,
-    /// Appending to it.
+    /// Appending to a file.
     Append,
-    /// Appending to it when viola knows its blocks: HDFS then copies the last one first.
+    /// Appending to a file whose blocks viola has named: HDFS first copies the last block.
     AppendNamed,
     /// Deleting small files.
     Delete,
-    /// TestDFSIO's read, nothing in any cache.
+    /// TestDFSIO's read, with cold caches.
     DfsioCold,
-    /// The same again.
+    /// The same again, with warm caches.
     Dfsio,
     /// HBase's PerformanceEvaluation.
     HBase(HBase),
-    /// A range of a table by Spark SQL.
+    /// A range of a table with Spark SQL.
     Spark,
-    /// Two files, the second one on a DataNode that viola does not serve.
+    /// Two files; viola does not serve the DataNode of the second.
     Hybrid,
-    /// The same while two guests are busy on the DataNodes' core.
+    /// The same while two guests load the DataNodes' core.
     HybridNeighbours,
-    /// As [`Work::Cold`] and [`Work::Warm`], the DataNode's disk being a block device.
+    /// As [`Work::Cold`], with a block device as the DataNode's disk.
     DeviceCold,
-    /// See there.
+    /// As [`Work::Warm`], with a block device as the DataNode's disk.
     DeviceWarm,
-    /// 4 KiB at random places of the same.
+    /// Random reads of 4 KiB from the same.
     DeviceRandom,
 }
 
-/// What PerformanceEvaluation is asked for.
+/// Test of PerformanceEvaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HBase {
-    /// All rows, in their order.
+    /// All rows, in order.
     Scan,
-    /// Rows one by one, in their order.
+    /// Single rows, in order.
     Sequential,
-    /// Rows one by one, in none.
+    /// Single rows, in random order.
     Random,
 }
 
 impl HBase {
-    /// PerformanceEvaluation's arguments for a table of so many rows.
+    /// PerformanceEvaluation's arguments for a table of this many rows.
     pub fn arguments(self, rows: u32) -> String {
         match self {
             Self::Scan => format!("--nomapred --rows={rows} scan 1"),
@@ -132,7 +132,7 @@ impl HBase {
         }
     }
 
-    /// How many rows that reads.
+    /// Number of rows that the test reads.
     pub fn rows(self, rows: u32) -> u32 {
         match self {
             Self::Scan => rows,
@@ -142,7 +142,7 @@ impl HBase {
     }
 }
 
-/// What is measured together, on guests and programs that are there for it alone.
+/// Works that share guests and programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// One HDFS client.
@@ -153,12 +153,12 @@ pub enum Phase {
     Spark,
     /// A second DataNode.
     Hybrid,
-    /// Guests of which the DataNode's has a block device for its disk.
+    /// Guests whose DataNode has a block device as its disk.
     Device,
 }
 
 impl Phase {
-    /// All, in their order.
+    /// All phases, in order.
     pub const ALL: [Self; 5] = [
         Self::Plain,
         Self::HBase,
@@ -169,7 +169,7 @@ impl Phase {
 }
 
 impl Work {
-    /// All, in the order in which they are measured.
+    /// All works, in the order of measurement.
     pub const ALL: [Self; 26] = [
         Self::Cold,
         Self::Warm,
@@ -226,7 +226,7 @@ impl Work {
         }
     }
 
-    /// Where it belongs.
+    /// Phase of the work.
     pub fn phase(self) -> Phase {
         match self {
             Self::HBase(_) => Phase::HBase,
@@ -237,7 +237,7 @@ impl Work {
         }
     }
 
-    /// Whether it changes HDFS; then the agent runs on the side of viola only.
+    /// Whether the work changes HDFS. The agent then runs only on viola's side.
     pub fn writes(self) -> bool {
         matches!(
             self,
@@ -245,7 +245,7 @@ impl Work {
         )
     }
 
-    /// Whether a program built on HDFS does it, and says itself how long it took or is timed as a whole.
+    /// Whether an application does the work and reports its own time or is timed as a whole.
     pub fn is_app(self) -> bool {
         matches!(
             self,
@@ -253,8 +253,8 @@ impl Work {
         )
     }
 
-    /// What part of the bytes comes past the DataNode on viola's side, 0 to 1; for programs that keep
-    /// some of it themselves only that any does is known.
+    /// Minimum part of the bytes that viola must serve on its side, 0 to 1. For programs with caches of their own only
+    /// that it is above zero is known.
     pub fn local_part(self) -> f64 {
         match self {
             Self::Hybrid | Self::HybridNeighbours => 0.5,
@@ -263,7 +263,7 @@ impl Work {
         }
     }
 
-    /// Whether it begins with empty caches.
+    /// Whether the work begins with cold caches.
     pub fn is_cold(self) -> bool {
         matches!(self, Self::Cold | Self::DfsioCold | Self::DeviceCold)
     }
@@ -273,7 +273,7 @@ impl Work {
         matches!(self, Self::Neighbours | Self::HybridNeighbours)
     }
 
-    /// Sides on which it is measured.
+    /// Sides of the work.
     pub fn sides(self) -> &'static [Side] {
         match self {
             Self::Cold | Self::Warm | Self::Random(_) | Self::RandomAgain(_) => &Side::ALL,
@@ -281,7 +281,7 @@ impl Work {
         }
     }
 
-    /// About how long one measurement takes with what goes before it, in seconds. Measured on two cores.
+    /// Approximate duration of one measurement with its preparation, seconds, on two cores.
     pub fn seconds(self, quick: bool) -> f64 {
         let full = match self {
             Self::Cold => 3.2,
@@ -306,7 +306,7 @@ impl Work {
         }
     }
 
-    /// The request to the benchmark client; `seed` gives all sides of a round the same places.
+    /// Request to the benchmark client. `seed` gives all sides of a round the same places.
     pub fn request(self, side: Side, sizes: &Sizes, seed: usize) -> String {
         let side = side.word();
         let scratch = sizes.scratch;
@@ -349,62 +349,62 @@ impl Work {
     }
 }
 
-/// The file that is read.
+/// File to read.
 pub const FILE: &str = "/bench";
-/// The file that is written and appended to.
+/// File to write and append to.
 pub const SCRATCH: &str = "/scratch";
-/// The folder whose files are deleted.
+/// Folder of the files to delete.
 pub const LITTER: &str = "/litter";
-/// Files in it.
+/// Number of these files.
 pub const LITTERED: u32 = 200;
-/// Of the two files of the hybrid read the one on the DataNode that viola serves.
+/// File of the hybrid read on the DataNode that viola serves.
 pub const NEAR: &str = "/near";
-/// The other one.
+/// File of the hybrid read on the other DataNode.
 pub const FAR: &str = "/far";
 /// Hadoop's own benchmark.
 pub const DFSIO: &str = "org.apache.hadoop.fs.TestDFSIO";
-/// Where it says what it found, in the root that Java runs in.
+/// TestDFSIO's result file, inside the root that Java runs in.
 pub const DFSIO_RESULT: &str = "/tmp/dfsio.log";
 /// HBase's own benchmark.
 pub const EVALUATION: &str = "org.apache.hadoop.hbase.PerformanceEvaluation";
-/// The lab's tool for a table of users.
+/// The lab's tool that reads a table of users with Spark.
 pub const USERS: &str = "org.viola.lab.SparkTable";
 /// That table.
 pub const TABLE: &str = "/users";
 /// HDFS's own block size.
 pub const BLOCK: u64 = 128 << 20;
 
-/// How much of everything.
+/// Amounts of data per work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
-    /// Bytes of the file that is read.
+    /// Size of the file to read, bytes.
     pub file: u64,
-    /// Bytes written; the last block must not be full, or appending would begin a new one.
+    /// Bytes to write. The last block must stay partial, otherwise an append would begin a new block.
     pub scratch: u64,
-    /// Random reads.
+    /// Number of random reads.
     pub random: u32,
-    /// Reads beside busy neighbours.
+    /// Number of reads beside busy neighbours.
     pub disturbed: u32,
-    /// Files of TestDFSIO, and MiB of each.
+    /// Number of TestDFSIO's files, and their size in MiB.
     pub dfsio: (u32, u32),
-    /// Rows of the table in HBase, 1000 bytes each.
+    /// Rows of the HBase table, 1000 bytes each.
     pub rows: u32,
-    /// Rows of the table of users, about 110 bytes each.
+    /// Rows of the user table, about 110 bytes each.
     pub users: u32,
-    /// Seconds in which each side is made warm before all.
+    /// Warm-up time per side, seconds.
     pub warm_s: u32,
 }
 
 impl Sizes {
-    /// Room on each disk, in bytes.
+    /// Space on each disk, bytes.
     pub fn room(&self) -> u64 {
         let dfsio = u64::from(self.dfsio.0 * self.dfsio.1) << 20;
-        // what is written has a log, and is written once more when it is put in order
+        // Written data also needs space for a log and for one rewrite when it is compacted.
         let tables = 4 * 2 * u64::from(self.rows) * 1024 + 2 * u64::from(self.users) * 128;
         2 * (2 * self.file + self.scratch + dfsio) + tables + (1 << 30)
     }
 
-    /// Of a full run, or of a quick one.
+    /// Sizes of a full or a quick run.
     pub fn new(quick: bool) -> Self {
         match quick {
             false => Self {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Another sched_ext scheduler, which has all threads of the host.
+//! Runs another sched_ext scheduler, which schedules all threads of the host.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -9,17 +9,18 @@ use viola_sched::scx;
 
 use super::Outcome;
 
-/// The guest's time for a start. The kernel's verifier reads hundreds of thousands of instructions, at 8 ns for each of its own.
+/// Timeout for a start, in guest time. The kernel's verifier processes hundreds of thousands of instructions, each of
+/// which costs many emulated instructions of 8 ns.
 const LOADING: Duration = Duration::from_secs(400);
 
-/// A scheduler that is at work. Dropping it ends it.
+/// An active scheduler. Drop ends it.
 pub struct Other {
     child: Child,
     log: std::path::PathBuf,
 }
 
 impl Other {
-    /// Starts the program and waits until the kernel has taken its scheduler.
+    /// Starts the program and waits until its scheduler is active.
     pub fn start(program: &Path) -> Outcome<Self> {
         let log = super::file("other");
         let said = std::fs::File::create(&log)?;
@@ -32,18 +33,18 @@ impl Other {
         let end = Instant::now() + LOADING;
         while std::fs::read_to_string("/sys/kernel/sched_ext/state")?.trim() != "enabled" {
             if Instant::now() > end || other.child.try_wait()?.is_some() {
-                return Err(format!("it did not start: {}", other.said()).into());
+                return Err(format!("the scheduler did not start: {}", other.said()).into());
             }
             std::thread::sleep(Duration::from_millis(50));
         }
         Ok(other)
     }
 
-    /// Keeps it at work until the file is gone; an error if it ends before.
+    /// Holds the scheduler until the file is removed. Fails if the scheduler ends before.
     pub fn stay(mut self, file: &Path) -> Outcome {
         while file.exists() {
             if self.child.try_wait()?.is_some() || scx::active_scheduler().is_none() {
-                return Err(format!("it has ended: {}", self.said()).into());
+                return Err(format!("the scheduler ended: {}", self.said()).into());
             }
             std::thread::sleep(Duration::from_millis(200));
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Processes that stand for VMs: what they do, and how they are started.
+//! Processes that stand in for VMs: their work, and how they start.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use viola_policy::slices::{DEFAULT_WEIGHT, US};
 
 use super::{Outcome, now};
 
-/// Ends with whoever has started it.
+/// End when the process that started this one ends.
 pub fn vm(vcpus: u32, work: u64, sleep: u64) -> Outcome {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     let (work, sleep) = (Duration::from_micros(work), Duration::from_micros(sleep));
@@ -26,7 +26,7 @@ pub fn vm(vcpus: u32, work: u64, sleep: u64) -> Outcome {
             }
         }
     };
-    // what every QEMU has
+    // Every QEMU process has this.
     std::thread::Builder::new()
         .name("IO iothread0".into())
         .stack_size(64 << 10)
@@ -47,7 +47,7 @@ fn park() {
     }
 }
 
-/// What a VM does: `kind` its first thread, the others spin.
+/// Runs the threads of a VM: the first as `kind` says, the others spin.
 pub fn work(kind: &str, path: &Path, threads: u32) -> Outcome {
     for _ in 1..threads {
         std::thread::spawn(|| {
@@ -80,7 +80,7 @@ pub fn work(kind: &str, path: &Path, threads: u32) -> Outcome {
                     let _ = socket.send_to(&ask[..16], path);
                 }
             }
-            // its own work
+            // The VM's own work.
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
                 compute();
             }
@@ -89,8 +89,9 @@ pub fn work(kind: &str, path: &Path, threads: u32) -> Outcome {
     }
 }
 
-/// Some microseconds of work. The hint for spinning has an emulator that counts instructions go on with its next CPU: with nothing
-/// else a guest comes to a twentieth of its speed, and without any its CPUs see each other's interrupts up to milliseconds late.
+/// Works for some microseconds. The spin hint makes an emulator that counts instructions switch to its next CPU. With
+/// nothing but hints the guest runs at a twentieth of its speed; without hints its CPUs see each other's interrupts up to
+/// milliseconds late.
 fn compute() {
     let mut x = 1_u64;
     for _ in 0..100 {
@@ -99,24 +100,24 @@ fn compute() {
     std::hint::spin_loop();
 }
 
-/// CPU time of the calling thread.
+/// CPU time of the calling thread, ns.
 fn cpu_time() -> Duration {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(t.tv_sec as u64, t.tv_nsec as u32)
 }
 
-/// What a process stands for.
+/// Class of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Ls,
     Batch,
-    /// Its first thread is a turbo vCPU.
+    /// A VM whose first thread is a turbo vCPU.
     Turbo,
-    /// A program of the host.
+    /// A host program.
     Fair,
 }
 
-/// Cores that the VMs are on.
+/// Cores of the VMs.
 #[derive(Debug, Clone, Copy)]
 pub struct Place {
     pub regular: u32,
@@ -124,7 +125,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// `CPU` or `CPU,TURBO`.
+    /// Parses `CPU` or `CPU,TURBO`.
     pub fn parse(cpus: &str) -> Outcome<Self> {
         let mut words = cpus.split(',');
         let regular = words.next().ok_or("CPU")?.parse()?;
@@ -137,16 +138,16 @@ impl Place {
     }
 }
 
-/// A process that stands for a VM.
+/// A process that stands in for a VM.
 pub struct StandIn {
     child: Child,
     pub kind: Kind,
-    /// Whether its first thread answers.
+    /// Whether its first thread replies to requests.
     pub answers: bool,
     pub weight: u32,
     pub cap: Option<u32>,
     pub micro: u64,
-    /// What VMs keep for their regular vCPUs, thousandths.
+    /// CPU time that VMs keep for their regular vCPUs, thousandths.
     pub reserve: u32,
     pub path: PathBuf,
 }
@@ -207,7 +208,7 @@ impl StandIn {
         };
         while !there(&stand) {
             if Instant::now() > end {
-                return Err("a stand-in did not start".into());
+                return Err("a VM stand-in did not start".into());
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -221,7 +222,7 @@ impl StandIn {
         self.child.id()
     }
 
-    /// Where a thread has its place.
+    /// Core of a thread.
     fn cores(&self, tid: u32, place: Place) -> CpuSet {
         let turbo = place.turbo.filter(|_| self.is_turbo_vcpu(tid));
         std::iter::once(turbo.unwrap_or(place.regular)).collect()
@@ -231,20 +232,20 @@ impl StandIn {
         self.kind == Kind::Turbo && tid == self.pid()
     }
 
-    /// Its threads on the turbo core, or on the regular one.
+    /// Its threads on the turbo core, or those on the regular core.
     pub fn threads(&self, turbo: bool, place: Place) -> Vec<u32> {
         let there = |tid: &u32| turbo == (place.turbo.is_some() && self.is_turbo_vcpu(*tid));
         tids(self.pid()).into_iter().filter(there).collect()
     }
 
-    /// Time that its threads ran, and of that its first one, ns.
+    /// CPU time of all its threads, and of its first thread, ns.
     pub fn ran(&self) -> (u64, u64) {
         (run_time(self.pid()), thread_time(self.pid(), self.pid()))
     }
 
     pub fn vm(&self, place: Place) -> Outcome<Vm> {
         let pid = self.pid();
-        let start_time = proc::stat(pid)?.ok_or("it has ended")?.start_time;
+        let start_time = proc::stat(pid)?.ok_or("the process has ended")?.start_time;
         let thread = |tid| Thread {
             pid,
             tid,
@@ -282,7 +283,7 @@ fn tids(pid: u32) -> Vec<u32> {
     tasks.into_iter().collect()
 }
 
-/// Time that a process' threads ran, ns.
+/// CPU time of a process's threads, ns.
 pub fn run_time(pid: u32) -> u64 {
     tids(pid).into_iter().map(|tid| thread_time(pid, tid)).sum()
 }

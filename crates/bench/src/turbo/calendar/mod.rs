@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A web application and its database in the guest: an event calendar as Apache Olio is one (paper 002, table 2), by nginx, PHP and
-//! MariaDB, asked by wrk in that table's mix of operations.
+//! A web application and its database in the guest: an event calendar like Apache Olio (paper 002, table 2), with
+//! nginx, PHP and MariaDB. wrk loads it with that table's mix of operations.
 //!
-//! Olio itself is no longer kept and needs a PHP of its time. Unlike in the paper all parts are in one guest, and there are no pictures.
+//! Olio itself is unmaintained and needs an old PHP. Unlike in the paper, all parts run in one guest, and there are no
+//! pictures.
 
 use std::fmt::Write;
 use std::fs;
@@ -28,12 +29,12 @@ const EVENTS: u32 = 1000;
 const TAGS: u32 = 50;
 /// Size of the disk, MiB.
 const DISK: u32 = 192;
-/// Requests under way at a time.
+/// Concurrent requests.
 const CONNECTIONS: u32 = 16;
-/// How long the servers may take to answer their first request; the guest is busy.
+/// Timeout for the servers' first reply, with a busy guest.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Settings that the files of the database were made with, and that have to stay: small, as the guest is.
+/// Settings of the database files, which must match at run time; they are small because the guest is.
 const DATABASE: [&str; 5] = [
     "--no-defaults",
     "--innodb-log-file-size=4M",
@@ -42,7 +43,7 @@ const DATABASE: [&str; 5] = [
     "--skip-log-bin",
 ];
 
-/// In the guest: the disk, and the three servers. Each transaction is on the disk before it is over.
+/// Script in the guest that mounts the disk and starts the three servers. Each transaction is flushed to disk.
 const SERVERS: &str = r#"set -e
 d=/run/calendar
 mkdir -p $d/disk $d/tmp
@@ -96,7 +97,7 @@ php-fpm8.4 -y $d/php.conf -c $d/php.ini </dev/null >$d/php.start 2>&1
 nginx -c $d/nginx.conf -e $d/nginx.log </dev/null >$d/nginx.start 2>&1
 "#;
 
-/// One of each operation.
+/// One URL per operation.
 const EACH: [&str; 7] = [
     "/",
     "/login?n=1",
@@ -107,21 +108,21 @@ const EACH: [&str; 7] = [
     "/add_event?n=1",
 ];
 
-/// What was asked and answered.
+/// Result of a load.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ResponseTimes {
-    /// Requests a second.
+    /// Requests per second.
     pub rate: f64,
-    /// Median time of an answer, ms.
+    /// Median response time, ms.
     pub p50: f64,
-    /// 99th percentile, ms.
+    /// 99th percentile of the response time, ms.
     pub p99: f64,
 }
 
-/// Makes the disk's image: a file system with the database and the site.
+/// Creates the disk image: a file system with the database and the site.
 ///
 /// # Errors
-/// No space, no mkfs.ext4, or the database refuses its data.
+/// No space is left, mkfs.ext4 is missing, or the database rejects its data.
 pub fn disk(path: &Path, image: &Path) -> Outcome {
     let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", path.display()));
     let tree = path.with_extension("tree");
@@ -164,7 +165,7 @@ pub fn disk(path: &Path, image: &Path) -> Outcome {
     made.map(drop)
 }
 
-/// Runs it to its end with a text to read.
+/// Runs a program to its end with `text` on standard input.
 fn fed(command: &mut Command, text: &str) -> Outcome {
     let mut child = command
         .stdin(Stdio::piped())
@@ -173,7 +174,7 @@ fn fed(command: &mut Command, text: &str) -> Outcome {
         .spawn()
         .map_err(|e| Failure::run(format!("mariadbd: {e}: run scripts/lab-image.sh")))?;
     if let Some(mut input) = child.stdin.take() {
-        // One that ends early says why.
+        // A program that ends early reports why.
         let text = text.to_owned();
         std::thread::spawn(move || input.write_all(text.as_bytes()));
     }
@@ -189,13 +190,13 @@ fn fed(command: &mut Command, text: &str) -> Outcome {
     )))
 }
 
-/// Persons, events with two tags, five who go there and two who say something, as statements of SQL.
+/// SQL statements for persons, and for events with two tags, five attendees and two comments each.
 fn rows() -> String {
     let mut sql = String::new();
     let mut insert = |table: &str, rows: Vec<String>| {
         for some in rows.chunks(40) {
-            // The database takes 60,000 bytes at a time here.
-            // A String takes everything.
+            // The database accepts at most 60,000 bytes per statement here.
+            // Writing to a String cannot fail.
             let _ = writeln!(sql, "INSERT INTO {table} VALUES {};", some.join(", "));
         }
     };
@@ -228,7 +229,7 @@ fn rows() -> String {
     sql
 }
 
-/// The servers in the guest, and who asks them.
+/// The servers in the guest, and their load generator.
 pub struct Calendar {
     address: Ipv4Addr,
     /// Script of wrk.
@@ -236,10 +237,10 @@ pub struct Calendar {
 }
 
 impl Calendar {
-    /// Starts the servers, whose disk is the guest's `device`, and has each operation done once.
+    /// Starts the servers on the guest's `device` and runs each operation once.
     ///
     /// # Errors
-    /// One of them does not start, or does not answer.
+    /// A server does not start or does not reply.
     pub fn start(
         lab: &Lab,
         guest: &Guest,
@@ -286,15 +287,15 @@ impl Calendar {
         match page.ends_with(b"</html>\n") {
             true => Ok(()),
             false => Err(Failure::run(format!(
-                "the calendar's page {path} is not whole"
+                "the calendar's page {path} is incomplete"
             ))),
         }
     }
 
-    /// Asks for so long (whole seconds, 1 at least).
+    /// Loads the site for this long (whole seconds, at least 1).
     ///
     /// # Errors
-    /// An answer that is none, or is not whole.
+    /// A reply fails or is incomplete.
     pub fn measure(&self, lab: &Lab, time: Duration, seed: u64) -> Outcome<ResponseTimes> {
         let script = MIX
             .replace("SEED", &seed.to_string())
@@ -318,7 +319,7 @@ impl Calendar {
     }
 }
 
-/// What the script says: microseconds, requests, failures, and microseconds of the two quantiles.
+/// Parses the script's output: microseconds, requests, failures, and two quantiles in microseconds.
 fn counted(text: &str) -> Result<ResponseTimes, String> {
     let line = text.lines().find_map(|line| line.strip_prefix("counted "));
     let numbers: Option<Vec<u64>> = line.and_then(|line| {
@@ -334,7 +335,7 @@ fn counted(text: &str) -> Result<ResponseTimes, String> {
         Some(&[_, requests, failures, ..]) if failures > 0 => {
             Err(format!("{failures} of {requests} answers failed"))
         }
-        _ => Err(format!("nothing was counted: {}", text.trim())),
+        _ => Err(format!("cannot parse wrk's output: {}", text.trim())),
     }
 }
 

@@ -1,6 +1,6 @@
 <?php
 // SPDX-License-Identifier: Apache-2.0
-// An event calendar with the seven operations of Apache Olio, which paper 002 measures by. All data is in MariaDB.
+// An event calendar with the seven operations of Apache Olio, the benchmark of paper 002. All data is in MariaDB.
 
 $db = new PDO('mysql:unix_socket=/run/calendar/socket;dbname=calendar', 'root', '', [
     PDO::ATTR_PERSISTENT => true,
