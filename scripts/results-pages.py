@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """results-pages.py [--check]: write docs/src/results/NAME.md from every bench/results/NAME.json.
 
+The cause of a missed goal is taken from bench/why-NAME.toml if it has the row, otherwise from the JSON file.
+
 --check writes nothing. It fails with exit status 1 when a committed page differs from what its JSON file gives,
 when a page is missing, or when a page has no JSON file. Exit status 2: wrong usage, or a file that cannot be read.
 """
@@ -9,6 +11,7 @@ when a page is missing, or when a page has no JSON file. Exit status 2: wrong us
 import json
 import math
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -80,9 +83,19 @@ def side(figures, unit):
     return f"{show(figures['median'])} ({show(figures['p25'])}..{show(figures['p75'])})"
 
 
+def explain(name, rows):
+    """Replace the causes that the benchmark copied into the rows by those of why-NAME.toml."""
+    path = ROOT / f"bench/why-{name.split('-')[0]}.toml"
+    causes = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for row in rows:
+        if row.get("why"):
+            row["why"] = causes.get(row["name"], row["why"])
+
+
 def page(name, result):
     title, belongs_to, command = ABOUT.get(name, (name, None, f"viola-lab bench {name}"))
     rows = result["rows"]
+    explain(name, rows)
     sides = list(dict.fromkeys(s for row in rows for s in row["sides"]))
     goals = [row for row in rows if row.get("goal")]
     reached = sum(1 for row in goals if row.get("met"))
@@ -140,6 +153,8 @@ def read(path):
         return page(path.stem, result)
     except OSError as error:
         raise Unusable(f"cannot read {path}: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise Unusable(f"the causes of {path.stem}: not TOML: {error}") from error
     except json.JSONDecodeError as error:
         raise Unusable(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
     except (KeyError, TypeError, AttributeError) as error:
