@@ -20,7 +20,7 @@ use viola_lab::wire::Workload;
 use viola_netdev::Netns;
 use viola_proto::pipe::status::{PipeStats, Pipes};
 
-use super::vpipe::noise;
+use super::vpipe::pattern_bytes;
 use super::vread::daemon::{Daemon, head};
 use crate::Options;
 use crate::harness::folder::Folder;
@@ -120,11 +120,11 @@ type Measurements = BTreeMap<Cell, [Vec<Reading>; 2]>;
 /// Runs the benchmark, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
     super::need_root()?;
-    let wanted = |cell: &Cell| {
+    let selected = |cell: &Cell| {
         let only = options.only.as_deref();
         only.is_none_or(|only| cell.name().contains(only)) && !(options.quick && cell.file > 0)
     };
-    let cells: Vec<Cell> = Cell::all().into_iter().filter(wanted).collect();
+    let cells: Vec<Cell> = Cell::all().into_iter().filter(selected).collect();
     if cells.is_empty() {
         return Err(Failure::usage(
             "no cell name contains the pattern of --only; try NVMe, virtio, `256 MiB` or `neighbours`",
@@ -134,9 +134,12 @@ pub fn run(options: &Options) -> Outcome {
     let each: Duration = cells.iter().map(Cell::length).sum();
     let mut disks: Vec<Disk> = cells.iter().map(|cell| cell.disk).collect();
     disks.dedup();
-    let whole = each * rounds as u32 + BOOT_TIME * disks.len() as u32;
-    let mut progress = Progress::new(whole);
-    progress.say(&format!("copies: {rounds} rounds, about {}", clock(whole)));
+    let total_time = each * rounds as u32 + BOOT_TIME * disks.len() as u32;
+    let mut progress = Progress::new(total_time);
+    progress.say(&format!(
+        "copies: {rounds} rounds, about {}",
+        clock(total_time)
+    ));
     let mut found = Measurements::new();
     for disk in disks {
         progress.step(&format!("{}: boot", disk.name()), BOOT_TIME);
@@ -154,7 +157,7 @@ pub fn run(options: &Options) -> Outcome {
     let path = options.path("copies", is_whole);
     results.write(&path)?;
     table::print(&row::table(&results.rows).text())?;
-    table::print(&results.verdict(&path, "why-copies.toml"))
+    table::print(&results.summary(&path, "why-copies.toml"))
 }
 
 /// Both sides of the cells of one disk, in turn.
@@ -187,7 +190,7 @@ fn measure(
             copies += 1;
         }
     }
-    vm.has_copied(copies)
+    vm.check_copied(copies)
 }
 
 fn rows(found: &Measurements) -> Vec<Row> {
@@ -237,7 +240,7 @@ impl Vm {
         let tree = folder.0.join("tree");
         fs::create_dir(&tree).map_err(failed)?;
         for (number, size) in SIZES.into_iter().enumerate() {
-            fs::write(tree.join(format!("f{number}")), noise(size)).map_err(failed)?;
+            fs::write(tree.join(format!("f{number}")), pattern_bytes(size)).map_err(failed)?;
         }
         let files = ext4(
             &folder.0,
@@ -306,9 +309,9 @@ impl Vm {
     fn copy(&self, side: usize, file: usize) -> Outcome<Reading> {
         let library = if side == 1 { LIBRARY } else { "" };
         self.run(&format!("rm -f new; sync; cat f{file} > /dev/null"))?;
-        let (begun, before) = (Instant::now(), self.cpu()?);
+        let (started, before) = (Instant::now(), self.cpu()?);
         self.run(&format!("{library} /usr/bin/cp f{file} new; sync -f new"))?;
-        let (clock, after) = (begun.elapsed().as_secs_f64(), self.cpu()?);
+        let (clock, after) = (started.elapsed().as_secs_f64(), self.cpu()?);
         self.run(&format!("cmp f{file} new"))?;
         Ok(Reading {
             clock,
@@ -346,16 +349,16 @@ impl Vm {
         Ok([vcpu, all])
     }
 
-    fn wait(&self, what: &str, wanted: impl Fn(&Pipes) -> bool) -> Outcome {
-        let begun = Instant::now();
+    fn wait(&self, what: &str, condition: impl Fn(&Pipes) -> bool) -> Outcome {
+        let started = Instant::now();
         loop {
             interrupt::check()?;
             let pipes: Pipes = self.daemon.ask("/pipes")?;
-            if wanted(&pipes) {
+            if condition(&pipes) {
                 return Ok(());
             }
-            if begun.elapsed() > SERVICE_TIMEOUT {
-                let says = self.daemon.last_words();
+            if started.elapsed() > SERVICE_TIMEOUT {
+                let says = self.daemon.log_tail();
                 return Err(Failure::run(format!("{NAME}: {what}; the daemon: {says}")));
             }
             std::thread::sleep(Duration::from_millis(100));
@@ -363,7 +366,7 @@ impl Vm {
     }
 
     /// Checks that the host made exactly `copies` copies and refused none.
-    fn has_copied(&self, copies: u64) -> Outcome {
+    fn check_copied(&self, copies: u64) -> Outcome {
         let is =
             |work: &PipeStats| (work.begun, work.returned, work.refused) == (copies, copies, 0);
         let what = format!("the host did not make {copies} copies");

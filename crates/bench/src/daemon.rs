@@ -78,11 +78,11 @@ struct Reading {
 pub fn run(options: &Options) -> Outcome {
     let rounds = options.rounds();
     let measured = Duration::from_secs(if options.quick { 5 } else { 20 });
-    let wanted = |cell: &Cell| {
+    let selected = |cell: &Cell| {
         let only = options.only.as_deref();
         only.is_none_or(|only| cell.name().contains(only))
     };
-    let cells: Vec<usize> = (0..CELLS.len()).filter(|i| wanted(&CELLS[*i])).collect();
+    let cells: Vec<usize> = (0..CELLS.len()).filter(|i| selected(&CELLS[*i])).collect();
     if cells.is_empty() {
         return Err(Failure::usage(
             "no cell name contains the pattern of --only; try `64 VMs`",
@@ -96,9 +96,12 @@ pub fn run(options: &Options) -> Outcome {
         )));
     }
     let each = SETTLE_TIME + measured + Duration::from_secs(3);
-    let whole = each * (rounds * cells.len()) as u32;
-    let mut progress = Progress::new(whole);
-    progress.say(&format!("daemon: {rounds} rounds, about {}", clock(whole)));
+    let total_time = each * (rounds * cells.len()) as u32;
+    let mut progress = Progress::new(total_time);
+    progress.say(&format!(
+        "daemon: {rounds} rounds, about {}",
+        clock(total_time)
+    ));
     let mut found = Vec::new();
     for round in 0..rounds {
         let mut order = cells.clone();
@@ -113,13 +116,13 @@ pub fn run(options: &Options) -> Outcome {
     drop(progress);
     let rows = rows(&found);
     table::print(&row::table(&rows).text())?;
-    let whole = rounds >= 5 && cells.len() == CELLS.len() && !options.quick;
-    let path = options.path("daemon", whole);
+    let is_full = rounds >= 5 && cells.len() == CELLS.len() && !options.quick;
+    let path = options.path("daemon", is_full);
     let guests = format!("threads that work {WORK_US} us and sleep {SLEEP_US} us, 3 or 4 a VM");
     let mut results = Results::new(rounds, &guests, rows);
     results.explain(&Causes::read(Path::new("bench/why-daemon.toml"))?);
     results.write(&path)?;
-    table::print(&results.verdict(&path, "why-daemon.toml"))
+    table::print(&results.summary(&path, "why-daemon.toml"))
 }
 
 fn rows(found: &[Reading]) -> Vec<Row> {
@@ -165,9 +168,9 @@ fn measure(i: usize, span: Duration) -> Outcome<Reading> {
     let bed = TestBed::new(cell)?;
     let pid = bed.daemon.id();
     bed.wait()?;
-    nap(SETTLE_TIME)?;
+    sleep_for(SETTLE_TIME)?;
     let before = cpu::tree(pid);
-    nap(span)?;
+    sleep_for(span)?;
     let used = cpu::tree(pid).since(&before)[0];
     let reading = Reading {
         cell: i,
@@ -178,7 +181,7 @@ fn measure(i: usize, span: Duration) -> Outcome<Reading> {
     Ok(reading)
 }
 
-fn nap(span: Duration) -> Outcome {
+fn sleep_for(span: Duration) -> Outcome {
     let end = Instant::now() + span;
     while Instant::now() < end {
         interrupt::check()?;
@@ -267,8 +270,8 @@ impl TestBed {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                let wanted = self.cell.vms;
-                let what = format!("the daemon found {seen} of {wanted} VMs");
+                let expected = self.cell.vms;
+                let what = format!("the daemon found {seen} of {expected} VMs");
                 return Err(Failure::run(what));
             }
             std::thread::sleep(Duration::from_millis(100));
@@ -285,8 +288,8 @@ impl TestBed {
 /// Reports missing metering data, if any. When the accounting map is full, a VM appears without vCPU times.
 fn not_metered(list: &VmList, cell: Cell) -> Option<String> {
     let is_wrong = |vm: &&VmReport| {
-        let ran = |vcpu: &CpuTime| vcpu.run_ns > 0;
-        vm.vcpus != cell.vcpus || vm.by_vcpu.len() != cell.vcpus || !vm.by_vcpu.iter().all(ran)
+        let has_run = |vcpu: &CpuTime| vcpu.run_ns > 0;
+        vm.vcpus != cell.vcpus || vm.by_vcpu.len() != cell.vcpus || !vm.by_vcpu.iter().all(has_run)
     };
     match list.vms.iter().find(is_wrong) {
         _ if list.vms.len() != cell.vms => Some("the daemon lost VMs".to_owned()),

@@ -41,8 +41,8 @@ impl Options {
     }
 
     /// Path of the result file. Only a full run replaces `bench/results/NAME.json`.
-    pub fn path(&self, name: &str, whole: bool) -> PathBuf {
-        let folder = if whole {
+    pub fn path(&self, name: &str, is_full: bool) -> PathBuf {
+        let folder = if is_full {
             "bench/results"
         } else {
             "build/bench"
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_whole_result_takes_the_place_of_the_last() {
+    fn only_a_full_run_replaces_the_committed_result() {
         let mut options = Options {
             rounds: None,
             quick: false,

@@ -71,18 +71,21 @@ impl Cell {
 /// Runs the benchmark, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
     let rounds = options.rounds();
-    let wanted = |cell: &Cell| {
+    let selected = |cell: &Cell| {
         let only = options.only.as_deref();
         only.is_none_or(|only| cell.name().contains(only))
     };
-    let cells: Vec<Cell> = Cell::all().filter(wanted).collect();
+    let cells: Vec<Cell> = Cell::all().filter(selected).collect();
     if cells.is_empty() {
         let what = "no cell name contains the pattern of --only; try `one host` or `100 hosts`";
         return Err(Failure::usage(what));
     }
-    let whole = cells.iter().map(|c| c.time()).sum::<Duration>() * rounds as u32;
-    let mut progress = Progress::new(whole);
-    progress.say(&format!("sim: {rounds} rounds, about {}", clock(whole)));
+    let total_time = cells.iter().map(|c| c.time()).sum::<Duration>() * rounds as u32;
+    let mut progress = Progress::new(total_time);
+    progress.say(&format!(
+        "sim: {rounds} rounds, about {}",
+        clock(total_time)
+    ));
     let mut found = Vec::new();
     for round in 0..rounds {
         let mut order = cells.clone();
@@ -97,12 +100,12 @@ pub fn run(options: &Options) -> Outcome {
     drop(progress);
     let rows = rows(&found);
     table::print(&row::table(&rows).text())?;
-    let whole = rounds >= 5 && options.only.is_none() && !options.quick;
-    let path = options.path("sim", whole);
+    let is_full = rounds >= 5 && options.only.is_none() && !options.quick;
+    let path = options.path("sim", is_full);
     let mut results = Results::new(rounds, "none: simulated ones", rows);
     results.explain(&Causes::read(Path::new("bench/why-sim.toml"))?);
     results.write(&path)?;
-    table::print(&results.verdict(&path, "why-sim.toml"))
+    table::print(&results.summary(&path, "why-sim.toml"))
 }
 
 fn measure(cell: Cell) -> Outcome<Cost> {
@@ -116,7 +119,7 @@ fn measure(cell: Cell) -> Outcome<Cost> {
     };
     command.stdin(Stdio::null()).stdout(Stdio::null());
     let cost = match cell {
-        Cell::Host => on_a_warm_core(|| cost(&mut command)),
+        Cell::Host => run_on_warm_core(|| cost(&mut command)),
         Cell::Fleet(_) => cost(&mut command),
     };
     cost.map_err(|e| Failure::run(format!("{}: {e}", cell.name())))
@@ -124,7 +127,7 @@ fn measure(cell: Cell) -> Outcome<Cost> {
 
 /// Pins this process and its children to one core and warms the core up: an idle core needs time to reach its full
 /// clock.
-fn on_a_warm_core<T>(run: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
+fn run_on_warm_core<T>(run: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
     let all = sched_getaffinity(None)?;
     let mut one = CpuSet::new();
     one.set(sched_getcpu());
@@ -133,9 +136,9 @@ fn on_a_warm_core<T>(run: impl FnOnce() -> std::io::Result<T>) -> std::io::Resul
     while begin.elapsed() < WARM_UP {
         clock_ghz();
     }
-    let done = run();
+    let result = run();
     sched_setaffinity(None, &all)?;
-    done
+    result
 }
 
 /// Runs a program to its end and measures its cost.
@@ -178,7 +181,7 @@ fn cost(command: &mut Command) -> std::io::Result<Cost> {
 /// varies. The best of three samples counts, because other programs only slow it down.
 fn clock_ghz() -> f64 {
     const CYCLES: u32 = 20_000_000;
-    let look = || {
+    let sample_ghz = || {
         let begin = Instant::now();
         let mut sum = 0_u64;
         for _ in 0..CYCLES / 8 {
@@ -199,7 +202,7 @@ fn clock_ghz() -> f64 {
         let seconds = begin.elapsed().as_secs_f64();
         (std::hint::black_box(sum) as f64) / seconds / 1e9
     };
-    (0..3).map(|_| look()).fold(0.0, f64::max)
+    (0..3).map(|_| sample_ghz()).fold(0.0, f64::max)
 }
 
 fn rows(found: &[(Cell, Cost)]) -> Vec<Row> {
@@ -261,16 +264,21 @@ mod tests {
     }
 
     #[test]
-    fn a_programs_cost_is_its_own_and_its_failure_an_error() {
-        let cost_of = |script: &str| cost(Command::new("sh").args(["-c", script]));
+    fn cost_covers_one_program_and_its_failure_is_an_error() {
+        let shell_cost = |script: &str| cost(Command::new("sh").args(["-c", script]));
         let cost =
-            cost_of("n=0; while [ $n -lt 20000 ]; do n=$((n + 1)); done; sleep 0.1").unwrap();
+            shell_cost("n=0; while [ $n -lt 20000 ]; do n=$((n + 1)); done; sleep 0.1").unwrap();
         assert!(
             cost.wall > 0.1 && cost.cpu > 0.0 && cost.mib > 0.1,
             "{cost:?}"
         );
         assert!((0.3..8.0).contains(&cost.ghz), "{cost:?}");
-        assert!(cost_of("exit 3").unwrap_err().to_string().contains("0x300"));
+        assert!(
+            shell_cost("exit 3")
+                .unwrap_err()
+                .to_string()
+                .contains("0x300")
+        );
     }
 
     #[test]

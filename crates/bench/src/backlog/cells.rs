@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-const STREAM: Duration = Duration::from_millis(2500);
+const STREAM_TIME: Duration = Duration::from_millis(2500);
 /// Receive buffer of the stream over the long line; 0 keeps the kernel's default.
-const FAR_STREAM: Duration = Duration::from_secs(8);
+const LONG_LINE_TIME: Duration = Duration::from_secs(8);
 /// Conditions of a stream.
-const AROUND: Duration = Duration::from_secs(6);
+const SETUP_TIME: Duration = Duration::from_secs(6);
 
 /// Load that is sent to the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,35 +30,35 @@ pub struct Cell {
     pub neighbours: bool,
     pub load: Load,
     /// netem settings for packets to the receiver; empty without a long line.
-    pub way: &'static str,
+    pub line: &'static str,
 }
 
 impl Cell {
     /// Duration of the load.
-    pub fn length(&self) -> Duration {
-        match self.way {
-            "" => STREAM,
-            _ => FAR_STREAM,
+    pub fn load_time(&self) -> Duration {
+        match self.line {
+            "" => STREAM_TIME,
+            _ => LONG_LINE_TIME,
         }
     }
 
     /// Duration of the cell, including setup and teardown.
-    pub fn whole(&self) -> Duration {
-        self.length() + AROUND
+    pub fn total_time(&self) -> Duration {
+        self.load_time() + SETUP_TIME
     }
 }
 
 const KIB: usize = 1 << 10;
 
 /// One vCPU for interrupts and receiver, beside a spinning program.
-const fn one(name: &'static str, read: usize) -> Cell {
+const fn shared_vcpu(name: &'static str, read: usize) -> Cell {
     Cell {
         name,
         vcpu: 0,
         spinner: true,
         neighbours: false,
         load: Load::Bulk(read),
-        way: "",
+        line: "",
     }
 }
 
@@ -70,7 +70,7 @@ const fn turbo(name: &'static str, load: Load) -> Cell {
         spinner: false,
         neighbours: false,
         load,
-        way: "",
+        line: "",
     }
 }
 
@@ -83,17 +83,17 @@ const fn shared(name: &'static str, load: Load) -> Cell {
 }
 
 /// The same over a long line.
-const fn far(name: &'static str, way: &'static str) -> Cell {
+const fn far(name: &'static str, line: &'static str) -> Cell {
     Cell {
-        way,
+        line,
         ..shared(name, Load::Bulk(256 * KIB))
     }
 }
 
 /// All cells.
 pub const CELLS: [Cell; 12] = [
-    one("one vCPU for all, a spinner, 4 KiB reads", 4 * KIB),
-    one("one vCPU for all, a spinner, 256 KiB reads", 256 * KIB),
+    shared_vcpu("one vCPU for all, a spinner, 4 KiB reads", 4 * KIB),
+    shared_vcpu("one vCPU for all, a spinner, 256 KiB reads", 256 * KIB),
     turbo("turbo, alone, 256 KiB reads", Load::Bulk(256 * KIB)),
     Cell {
         spinner: true,

@@ -63,21 +63,24 @@ type Measurements = BTreeMap<usize, [Vec<Reading>; 2]>;
 /// Runs the benchmark, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
     super::need_root()?;
-    let wanted = |at: &usize| {
+    let selected = |at: &usize| {
         let only = options.only.as_deref();
         only.is_none_or(|only| CELLS[*at].name.contains(only))
     };
-    let cells: Vec<usize> = (0..CELLS.len()).filter(wanted).collect();
+    let cells: Vec<usize> = (0..CELLS.len()).filter(selected).collect();
     if cells.is_empty() {
         return Err(Failure::usage(
             "no cell name contains the pattern of --only; try turbo, neighbours, spinner or `4 KiB`",
         ));
     }
     let rounds = options.rounds();
-    let round: Duration = cells.iter().map(|at| CELLS[*at].whole()).sum();
-    let whole = BOOT_TIME + round * (rounds * SIDES.len()) as u32;
-    let mut progress = Progress::new(whole);
-    progress.say(&format!("backlog: {rounds} rounds, about {}", clock(whole)));
+    let round: Duration = cells.iter().map(|at| CELLS[*at].total_time()).sum();
+    let total_time = BOOT_TIME + round * (rounds * SIDES.len()) as u32;
+    let mut progress = Progress::new(total_time);
+    progress.say(&format!(
+        "backlog: {rounds} rounds, about {}",
+        clock(total_time)
+    ));
     progress.step("boot", BOOT_TIME);
     let mut found = Measurements::new();
     // The kernel ends QEMU when the thread that started it ends. The tap exists only in that thread's namespace.
@@ -92,7 +95,7 @@ pub fn run(options: &Options) -> Outcome {
     let path = options.path("backlog", is_whole);
     results.write(&path)?;
     table::print(&row::table(&results.rows).text())?;
-    table::print(&results.verdict(&path, "why-backlog.toml"))
+    table::print(&results.summary(&path, "why-backlog.toml"))
 }
 
 fn measure(
@@ -110,7 +113,7 @@ fn measure(
                 interrupt::check()?;
                 let side = (round + turn) % SIDES.len();
                 let label = format!("round {} of {rounds}: {}", round + 1, cell.name);
-                progress.step(&label, cell.whole());
+                progress.step(&label, cell.total_time());
                 let reading = vm.measure(cell, side == 1, options.core)?;
                 found.entry(*at).or_default()[side].push(reading);
             }
@@ -271,16 +274,16 @@ impl Vm {
             ),
             false => String::new(),
         };
-        let (way, inside, to) = match cell.way {
+        let (line, inside, to) = match cell.line {
             "" => (String::new(), "", GUEST),
             netem => {
-                let way = format!("{TC} qdisc add dev way root netem {netem} limit 100000; ");
-                (way, IN_FAR, FAR)
+                let line = format!("{TC} qdisc add dev way root netem {netem} limit 100000; ");
+                (line, IN_FAR, FAR)
             }
         };
         let before = acknowledged(&self.counts()?)?;
         self.sh(&format!(
-            "echo '{ports}' >{PARAMETERS}/ports; {way}\
+            "echo '{ports}' >{PARAMETERS}/ports; {line}\
              taskset {mask} {inside} env {viola} {receiver} </dev/null >/tmp/received 2>&1 & {spinner}\
              while ! {inside} grep -q ' 00000000:{PORT:04X} ' /proc/net/tcp; do usleep 50000; done; \
              echo >{TRACING}/trace; echo 1 >{TRACING}/tracing_on"
@@ -291,8 +294,8 @@ impl Vm {
                 // The sender shares a core with vCPU 0, if there is a second core.
                 let _ = sched_setaffinity(None, &cores(core, false));
                 let sent = match cell.load {
-                    Load::Requests(size) => ask(to, cell.length(), size),
-                    Load::Bulk(_) => send(to, cell.length()),
+                    Load::Requests(size) => ask(to, cell.load_time(), size),
+                    Load::Bulk(_) => send(to, cell.load_time()),
                 };
                 sent.map_err(|e| e.to_string())
             });
@@ -375,12 +378,12 @@ fn module(image: &Image) -> Outcome<PathBuf> {
 }
 
 fn ip(words: &str) -> Outcome {
-    let done = Command::new("ip").args(words.split(' ')).output();
-    let done = done.map_err(Failure::run)?;
-    match done.status.success() {
+    let output = Command::new("ip").args(words.split(' ')).output();
+    let output = output.map_err(Failure::run)?;
+    match output.status.success() {
         true => Ok(()),
         false => {
-            let why = String::from_utf8_lossy(&done.stderr).trim().to_owned();
+            let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
             Err(Failure::run(format!("ip {words}: {why}")))
         }
     }

@@ -57,10 +57,10 @@ pub struct Sent {
 /// Runs a subcommand; `words` are the arguments after `backlog`.
 pub fn backlog(words: &[String]) -> viola_cli::error::Outcome {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    carry_out(&words).map_err(|e| Failure::run(chain(e.as_ref())))
+    run_words(&words).map_err(|e| Failure::run(chain(e.as_ref())))
 }
 
-fn carry_out(words: &[&str]) -> Outcome {
+fn run_words(words: &[&str]) -> Outcome {
     let text = match words {
         ["recv", port, size, buffer, pause, stop] => {
             let pause = Duration::from_micros(pause.parse()?);
@@ -88,12 +88,12 @@ fn carry_out(words: &[&str]) -> Outcome {
 }
 
 /// Contents of the stream over at least one period plus one read or send, so that any offset can be served.
-fn contents(most: usize) -> Vec<u8> {
+fn pattern(extra: usize) -> Vec<u8> {
     let byte = |at: usize| {
         let mixed = ((at % PATTERN_BYTES) as u32).wrapping_mul(0x9E37_79B1);
         (mixed >> 24) as u8
     };
-    (0..PATTERN_BYTES + most).map(byte).collect()
+    (0..PATTERN_BYTES + extra).map(byte).collect()
 }
 
 fn accept(port: u16, buffer: usize) -> Outcome<TcpStream> {
@@ -108,17 +108,17 @@ fn accept(port: u16, buffer: usize) -> Outcome<TcpStream> {
 
 /// Receives one stream.
 fn receive(port: u16, size: usize, buffer: usize, pause: Duration, stop: u64) -> Outcome<Received> {
-    let due = contents(size);
-    let mut got = vec![0; size];
+    let due = pattern(size);
+    let mut received = vec![0; size];
     let mut stream = accept(port, buffer)?;
-    let begun = Instant::now();
+    let started = Instant::now();
     let (mut bytes, mut right) = (0_u64, true);
     let ended = loop {
-        match stream.read(&mut got) {
+        match stream.read(&mut received) {
             Ok(0) => break "end".to_owned(),
             Ok(n) => {
                 let at = (bytes % PATTERN_BYTES as u64) as usize;
-                right &= got[..n] == due[at..at + n];
+                right &= received[..n] == due[at..at + n];
                 bytes += n as u64;
             }
             Err(e) => break e.to_string(),
@@ -132,7 +132,7 @@ fn receive(port: u16, size: usize, buffer: usize, pause: Duration, stop: u64) ->
     };
     Ok(Received {
         bytes,
-        seconds: begun.elapsed().as_secs_f64(),
+        seconds: started.elapsed().as_secs_f64(),
         right,
         ended,
     })
@@ -140,14 +140,14 @@ fn receive(port: u16, size: usize, buffer: usize, pause: Duration, stop: u64) ->
 
 /// Sends for this long.
 pub fn send(to: SocketAddr, length: Duration) -> Outcome<Sent> {
-    let due = contents(SEND_BYTES);
+    let due = pattern(SEND_BYTES);
     let mut stream = TcpStream::connect_timeout(&to, PEER_TIMEOUT)?;
     stream.set_write_timeout(Some(PEER_TIMEOUT))?;
     stream.set_read_timeout(Some(PEER_TIMEOUT))?;
-    let begun = Instant::now();
-    let (mut bytes, mut trips, mut looks, mut retransmits) = (0_u64, 0.0, 0_u32, 0);
+    let started = Instant::now();
+    let (mut bytes, mut trips, mut samples, mut retransmits) = (0_u64, 0.0, 0_u32, 0);
     let mut ended = None;
-    while begun.elapsed() < length {
+    while started.elapsed() < length {
         let at = (bytes % PATTERN_BYTES as u64) as usize;
         match stream.write(&due[at..at + SEND_BYTES]) {
             Ok(n) => bytes += n as u64,
@@ -159,7 +159,7 @@ pub fn send(to: SocketAddr, length: Duration) -> Outcome<Sent> {
         }
         let info = info(&stream)?;
         trips += f64::from(info.tcpi_rtt);
-        looks += 1;
+        samples += 1;
         retransmits = info.tcpi_total_retrans;
     }
     let ended = match ended {
@@ -173,8 +173,8 @@ pub fn send(to: SocketAddr, length: Duration) -> Outcome<Sent> {
     };
     Ok(Sent {
         bytes,
-        seconds: begun.elapsed().as_secs_f64(),
-        round_trip_us: trips / f64::from(looks.max(1)),
+        seconds: started.elapsed().as_secs_f64(),
+        round_trip_us: trips / f64::from(samples.max(1)),
         retransmits,
         ended,
     })
@@ -185,7 +185,7 @@ fn info(stream: &TcpStream) -> std::io::Result<libc::tcp_info> {
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut size = size_of::<libc::tcp_info>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `size` bytes, the size of `info`.
-    let done = unsafe {
+    let result = unsafe {
         libc::getsockopt(
             stream.as_raw_fd(),
             libc::IPPROTO_TCP,
@@ -194,7 +194,7 @@ fn info(stream: &TcpStream) -> std::io::Result<libc::tcp_info> {
             &mut size,
         )
     };
-    match done {
+    match result {
         0 => Ok(info),
         _ => Err(std::io::Error::last_os_error()),
     }
@@ -204,15 +204,15 @@ fn echo(port: u16, size: usize) -> Outcome {
     let mut stream = accept(port, 0)?;
     stream.set_nodelay(true)?;
     let mut request = vec![0; size];
-    let mut got = 0;
+    let mut received = 0;
     loop {
-        match stream.read(&mut request[got..])? {
+        match stream.read(&mut request[received..])? {
             0 => return Ok(()),
-            n => got += n,
+            n => received += n,
         }
-        if got == size {
+        if received == size {
             stream.write_all(b"!")?;
-            got = 0;
+            received = 0;
         }
     }
 }
@@ -222,15 +222,15 @@ pub fn ask(to: SocketAddr, length: Duration, size: usize) -> Outcome<Sent> {
     let mut stream = TcpStream::connect_timeout(&to, PEER_TIMEOUT)?;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(PEER_TIMEOUT))?;
-    let request = contents(size);
-    let begun = Instant::now();
+    let request = pattern(size);
+    let started = Instant::now();
     let mut answers = 0_u64;
-    while begun.elapsed() < length {
+    while started.elapsed() < length {
         stream.write_all(&request[..size])?;
         stream.read_exact(&mut [0])?;
         answers += 1;
     }
-    let seconds = begun.elapsed().as_secs_f64();
+    let seconds = started.elapsed().as_secs_f64();
     Ok(Sent {
         bytes: answers * size as u64,
         seconds,

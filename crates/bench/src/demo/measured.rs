@@ -44,8 +44,8 @@ pub struct Measured {
 
 impl Measured {
     /// Boots the guests and measures all sides, in a different order each round.
-    pub fn take(rounds: usize, core: usize) -> Outcome<Self> {
-        let begun = Instant::now();
+    pub fn measure(rounds: usize, core: usize) -> Outcome<Self> {
+        let started = Instant::now();
         let cells = SIDES.len() * STATES.len() * rounds;
         let total =
             BOOT_TIME + TIMES.cell() * cells as u32 + SWITCH_TIME * (SIDES.len() * rounds) as u32;
@@ -57,12 +57,12 @@ impl Measured {
         progress.step("booting four guests", BOOT_TIME);
         let mut guests = guests::boot("demo", VMS, core)?;
         let mut sampler = ThreadSampler::new()?;
-        let mut found = Self {
+        let mut measured = Self {
             kernel: guests.kernel()?,
             rounds,
             ..Self::default()
         };
-        found.timelines = vec![Vec::new(); SIDES.len()];
+        measured.timelines = vec![Vec::new(); SIDES.len()];
         let settings = Settings::equal(core, WEB);
         for round in 0..rounds {
             for turn in 0..SIDES.len() {
@@ -77,17 +77,21 @@ impl Measured {
                     guests.keep_busy(busy, 100)?;
                     let reading =
                         cell::measure(&guests, &active, &mut sampler, &TIMES, 1 + round as u64)?;
-                    found.cells.entry((busy, side)).or_default().push(reading);
+                    measured
+                        .cells
+                        .entry((busy, side))
+                        .or_default()
+                        .push(reading);
                     if busy && round + 1 == rounds {
-                        found.timelines[number] = watch(core, &guests, &mut sampler)?;
+                        measured.timelines[number] = trace_core(core, &guests, &mut sampler)?;
                     }
                 }
                 active.stop()?;
             }
         }
         guests.down()?;
-        found.took = begun.elapsed();
-        Ok(found)
+        measured.took = started.elapsed();
+        Ok(measured)
     }
 
     /// Readings of a cell, one per round.
@@ -120,7 +124,7 @@ impl Measured {
 }
 
 /// Traces the core for [`TRACE_TIME`]. Returns an empty timeline if the kernel allows no trace.
-fn watch(core: usize, guests: &Guests, sampler: &mut ThreadSampler) -> Outcome<Vec<Stretch>> {
+fn trace_core(core: usize, guests: &Guests, sampler: &mut ThreadSampler) -> Outcome<Vec<Stretch>> {
     let Ok(mut trace) = CoreTrace::start(core) else {
         return Ok(Vec::new());
     };

@@ -95,10 +95,10 @@ pub fn run(options: &Demo) -> Outcome {
     }
     interrupt::watch()?;
     guests::split_cores(options.core)?;
-    let measured = Measured::take(options.rounds, options.core)?;
+    let measured = Measured::measure(options.rounds, options.core)?;
     let mut report = report(&measured);
     // Also show turbo cores if their guest kernel is already built. A failure here does not affect the report.
-    let (turbo, failed) = match turbo::glance(options.core) {
+    let (turbo, failed) = match turbo::quick_round(options.core) {
         Ok(mut rows) => {
             rows.iter_mut()
                 .for_each(|row| (row.goal, row.met) = (None, None));

@@ -20,9 +20,8 @@ const VM_CLASSES: [&str; 5] = ["vm0", "vm1", "vm2", "vm3", "vm4"];
 /// Renders the page.
 pub fn html(measured: &Measured, report: &Report) -> String {
     let mut body = String::from(
-        "<h1>Four guests, one core</h1>\n<p class=\"lead\">A web server shares a core with three guests that never \
-         rest. Same guests, same core, same requests; the only thing that changes is who decides when a guest \
-         runs.</p>\n",
+        "<h1>Four guests, one core</h1>\n<p class=\"lead\">A web server shares a core with three guests that are \
+         always busy. Guests, core and requests are the same on every side; only the scheduler changes.</p>\n",
     );
     if let Some(disturbed) = &report.disturbed {
         body.push_str(&format!(
@@ -31,9 +30,9 @@ pub fn html(measured: &Measured, report: &Report) -> String {
         ));
     }
     body.push_str(&tiles(report));
-    body.push_str(&latencies(measured));
-    body.push_str(&turns(measured));
-    body.push_str(&parts(measured));
+    body.push_str(&latency_section(measured));
+    body.push_str(&timelines_section(measured));
+    body.push_str(&shares_section(measured));
     body.push_str("<h2>All figures</h2>\n<div class=\"scroll\">");
     let caption = format!(
         "Medians of {} rounds; the sides took turns within each round.",
@@ -41,15 +40,15 @@ pub fn html(measured: &Measured, report: &Report) -> String {
     );
     body.push_str(&rows::table(&report.rows).html(&caption));
     body.push_str("</div>\n");
-    body.push_str(&how(measured, report));
+    body.push_str(&method_section(measured, report));
     html::page("viola: four guests, one core", &body)
 }
 
 /// A figure in a large tile.
 struct HeadlineFigure {
-    big: String,
+    value: String,
     what: &'static str,
-    small: String,
+    detail: String,
     good: bool,
 }
 
@@ -65,9 +64,9 @@ fn tiles(report: &Report) -> String {
     let latency = |name, busy, what| {
         let (before, after) = pair(name, busy)?;
         Some(HeadlineFigure {
-            big: ratio(after / before),
+            value: ratio(after / before),
             what,
-            small: format!(
+            detail: format!(
                 "{}: {} → {} ms",
                 beside(busy),
                 figure(before),
@@ -79,9 +78,9 @@ fn tiles(report: &Report) -> String {
     let rate = |busy| {
         let (before, after) = pair("HTTP requests", busy)?;
         Some(HeadlineFigure {
-            big: format!("{}x", figure(after / before)),
+            value: format!("{}x", figure(after / before)),
             what: "as many web pages",
-            small: format!(
+            detail: format!(
                 "{}: {} → {} a second",
                 beside(busy),
                 figure(before),
@@ -93,9 +92,9 @@ fn tiles(report: &Report) -> String {
     let work = || {
         let (_, part) = pair(rows::WORK, true)?;
         Some(HeadlineFigure {
-            big: format!("{part:.1} %"),
+            value: format!("{part:.1} %"),
             what: "of their work done by the others",
-            small: "web busy; shares are what they were".into(),
+            detail: "web busy; shares are unchanged".into(),
             good: part > 97.0,
         })
     };
@@ -111,9 +110,9 @@ fn tiles(report: &Report) -> String {
         html.push_str(&format!(
             "<div class=\"tile{}\"><b>{}</b><span>{}</span><span class=\"soft\">{}</span></div>\n",
             if tile.good { " good" } else { "" },
-            escape(&tile.big),
+            escape(&tile.value),
             escape(tile.what),
-            escape(&tile.small)
+            escape(&tile.detail)
         ));
     }
     html.push_str("</div>\n");
@@ -129,7 +128,7 @@ fn side_legend() -> String {
     )
 }
 
-fn latencies(measured: &Measured) -> String {
+fn latency_section(measured: &Measured) -> String {
     let names = SIDES.map(Side::name);
     let [ping, _, http] = rows::LATENCIES;
     let charts = [
@@ -159,8 +158,8 @@ fn latencies(measured: &Measured) -> String {
         .collect();
     let decades = cdf::decades(samples.iter().flatten());
     let mut html = format!(
-        "<h2>How long an answer takes</h2>\n<p>Part of all answers that came within a time. Further left is faster; \
-         each step of the axis is ten times longer. The squares are the median and the 99th percentile.</p>\n{}<div \
+        "<h2>Response times</h2>\n<p>Share of the replies that arrived within a given time. Further left is faster; \
+         each step of the axis is a factor of ten. Squares mark the median and the 99th percentile.</p>\n{}<div \
          class=\"pair\">\n",
         side_legend()
     );
@@ -182,7 +181,7 @@ fn latencies(measured: &Measured) -> String {
     html
 }
 
-fn turns(measured: &Measured) -> String {
+fn timelines_section(measured: &Measured) -> String {
     if measured.timelines.iter().all(Vec::is_empty) {
         return String::new();
     }
@@ -229,7 +228,7 @@ fn turns(measured: &Measured) -> String {
     html
 }
 
-fn parts(measured: &Measured) -> String {
+fn shares_section(measured: &Measured) -> String {
     let vms = names(VMS);
     let vms: Vec<&str> = vms.iter().map(String::as_str).collect();
     let sides = SIDES.map(Side::name);
@@ -254,15 +253,14 @@ fn parts(measured: &Measured) -> String {
     )
 }
 
-fn how(measured: &Measured, report: &Report) -> String {
+fn method_section(measured: &Measured, report: &Report) -> String {
     let git = report.git.as_deref().unwrap_or("unknown");
     format!(
-        "<h2>How it was measured</h2>\n<p>The guests are {}: real kernels that run as processes of this machine, so \
-         that its scheduler schedules them as it does other virtual machines. They make system calls and packets \
-         slower than hardware virtualisation would; that holds for all sides. The load runs on another core. \
-         <i>Stock</i> is the kernel's own scheduler (EEVDF), <i>30 ms slices</i> what the papers compared with (the \
-         credit scheduler of Xen, with its BOOST for guests that wake), <i>viola</i> gives the web server slices of \
-         0.3 ms, more often.</p>\n\
+        "<h2>How it was measured</h2>\n<p>The guests are {}: real kernels that run as processes of this machine. \
+         Its scheduler treats them like other virtual machines. System calls and packets are slower than with \
+         hardware virtualisation, on every side. The load generator runs on another core. <i>Stock</i> is the \
+         kernel's own scheduler (EEVDF). <i>30 ms slices</i> are the papers' baseline, Xen's credit scheduler with \
+         BOOST for guests that wake. <i>viola</i> gives the web server shorter slices of 0.3 ms, more often.</p>\n\
          <p class=\"soft\">{}; commit {}; {}; {} rounds in {}.</p>\n",
         escape(&report.guests),
         escape(&report.machine),

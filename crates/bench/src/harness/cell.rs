@@ -86,7 +86,7 @@ pub struct Reading {
     pub viola: f64,
     /// Share of the core that went neither to a guest, although one guest always wanted it, nor to viola: other
     /// programs of this machine used it.
-    pub foreign: f64,
+    pub foreign_share: f64,
 }
 
 /// Measures one cell.
@@ -107,9 +107,9 @@ pub fn measure(
     std::thread::sleep(times.settle);
 
     let mut reading = Reading::default();
-    let (before, tree, controller, begun) = (
+    let (before, tree, controller, started) = (
         sampler.vms(&pids)?,
-        active.look(),
+        active.sample(),
         active.controller_ns()?,
         Instant::now(),
     );
@@ -129,7 +129,7 @@ pub fn measure(
     }
     reading.batch_per_s = rate(&work, &guests.work()?);
     let ns = active.controller_ns()?.saturating_sub(controller);
-    reading.controller = ns as f64 / 1e9 / begun.elapsed().as_secs_f64();
+    reading.controller = ns as f64 / 1e9 / started.elapsed().as_secs_f64();
     interrupt::check()?;
     if !times.rr.is_zero() {
         let options = TcpRr {
@@ -165,21 +165,21 @@ pub fn measure(
     let used = sampler.vms(&pids)?.since(&before);
     reading.shares = used.iter().map(|u| u.share).collect();
     reading.switches_per_s = used.iter().map(|u| u.switches_per_s).sum();
-    if let (Some(now), Some(before)) = (active.look(), tree) {
+    if let (Some(now), Some(before)) = (active.sample(), tree) {
         let sum = |used: Vec<CpuUse>| used.iter().map(|u| u.share).sum::<f64>();
         reading.viola = sum(now.since(&before));
         let (now, before) = (now.only_on(guests.core), before.only_on(guests.core));
         own = sum(now.since(&before));
     }
-    if guests.saturate() {
-        reading.foreign = foreign(&reading.shares, own);
+    if guests.is_saturated() {
+        reading.foreign_share = foreign_share(&reading.shares, own);
     }
     Ok(reading)
 }
 
 /// Share of the core that neither the guests nor viola used. The controller usually runs on another core and then uses
 /// none of this one.
-fn foreign(shares: &[f64], own: f64) -> f64 {
+fn foreign_share(shares: &[f64], own: f64) -> f64 {
     (1.0 - shares.iter().sum::<f64>() - own).max(0.0)
 }
 
@@ -206,17 +206,17 @@ const MAX_FOREIGN_SHARE: f64 = 0.015;
 
 /// One sentence if other programs used the guests' core too.
 pub fn disturbance<'a>(readings: impl IntoIterator<Item = &'a Reading>) -> Option<String> {
-    let foreign: Vec<f64> = readings
+    let foreign_share: Vec<f64> = readings
         .into_iter()
-        .map(|r| r.foreign)
+        .map(|r| r.foreign_share)
         .filter(|f| *f > 0.0)
         .collect();
-    let mean = foreign.iter().sum::<f64>() / foreign.len().max(1) as f64;
-    let worst = foreign.iter().copied().fold(0.0, f64::max);
+    let mean = foreign_share.iter().sum::<f64>() / foreign_share.len().max(1) as f64;
+    let worst = foreign_share.iter().copied().fold(0.0, f64::max);
     (mean > MAX_FOREIGN_SHARE || worst > 4.0 * MAX_FOREIGN_SHARE).then(|| {
         format!(
-            "others used the guests' core too, {:.1} % of it on average and {:.1} % at worst: latencies and shares \
-             are not those of a core set aside",
+            "other programs used {:.1} % of the guests' core on average and {:.1} % at worst; this affects \
+             latencies and shares",
             mean * 100.0,
             worst * 100.0
         )
@@ -225,7 +225,7 @@ pub fn disturbance<'a>(readings: impl IntoIterator<Item = &'a Reading>) -> Optio
 
 /// Fair shares of the core when all guests are busy: proportional to weight, no guest above its cap; what a capped
 /// guest leaves goes to the others by weight.
-pub fn fair(weights: &[f64], caps: &[Option<f64>]) -> Vec<f64> {
+pub fn fair_shares(weights: &[f64], caps: &[Option<f64>]) -> Vec<f64> {
     let mut parts: Vec<Option<f64>> = vec![None; weights.len()];
     loop {
         let given: f64 = parts.iter().flatten().sum();
@@ -250,8 +250,9 @@ pub fn fair(weights: &[f64], caps: &[Option<f64>]) -> Vec<f64> {
 }
 
 /// Largest distance of a guest's share from its fair share, in points (hundredths of the core).
-pub fn points_from(fair: &[f64], shares: &[f64]) -> f64 {
-    fair.iter()
+pub fn points_from(fair_shares: &[f64], shares: &[f64]) -> f64 {
+    fair_shares
+        .iter()
         .zip(shares)
         .map(|(f, s)| (f - s).abs() * 100.0)
         .fold(0.0, f64::max)
@@ -286,46 +287,46 @@ mod tests {
     }
 
     #[test]
-    fn what_a_cap_leaves_goes_to_the_others() {
+    fn the_rest_of_a_capped_share_goes_to_the_others() {
         let close = |a: &[f64], b: &[f64]| {
             a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-9) && a.len() == b.len()
         };
-        assert!(close(&fair(&[1.0; 4], &[None; 4]), &[0.25; 4]));
+        assert!(close(&fair_shares(&[1.0; 4], &[None; 4]), &[0.25; 4]));
         assert!(close(
-            &fair(&[2.0, 1.0, 1.0, 1.0], &[None; 4]),
+            &fair_shares(&[2.0, 1.0, 1.0, 1.0], &[None; 4]),
             &[0.4, 0.2, 0.2, 0.2]
         ));
         let third = 0.8 / 3.0;
         assert!(close(
-            &fair(&[1.0; 4], &[None, Some(0.2), None, None]),
+            &fair_shares(&[1.0; 4], &[None, Some(0.2), None, None]),
             &[third, 0.2, third, third]
         ));
         assert!(close(
-            &fair(&[1.0; 2], &[Some(0.9), Some(0.1)]),
+            &fair_shares(&[1.0; 2], &[Some(0.9), Some(0.1)]),
             &[0.9, 0.1]
         ));
     }
 
     #[test]
-    fn what_others_use_is_told_when_it_is_much() {
-        let reading = |foreign| Reading {
-            foreign,
+    fn a_high_foreign_share_is_reported() {
+        let reading = |foreign_share| Reading {
+            foreign_share,
             ..Reading::default()
         };
         assert_eq!(disturbance(&[reading(0.004), reading(0.01)]), None);
-        let said = disturbance(&[reading(0.01), reading(0.07)]).unwrap();
+        let text = disturbance(&[reading(0.01), reading(0.07)]).unwrap();
         assert!(
-            said.contains("4.0 % of it on average and 7.0 % at worst"),
-            "{said}"
+            text.contains("4.0 % of the guests' core on average and 7.0 % at worst"),
+            "{text}"
         );
         assert_eq!(disturbance(&[]), None);
     }
 
     #[test]
-    fn a_controller_on_another_core_takes_nothing_of_the_guests() {
-        assert!((foreign(&[0.5, 0.4], 0.0) - 0.1).abs() < 1e-9);
-        assert!((foreign(&[0.5, 0.4], 0.07) - 0.03).abs() < 1e-9);
-        assert_eq!(foreign(&[0.6, 0.41], 0.0), 0.0);
+    fn a_controller_on_another_core_uses_nothing_of_the_guests_core() {
+        assert!((foreign_share(&[0.5, 0.4], 0.0) - 0.1).abs() < 1e-9);
+        assert!((foreign_share(&[0.5, 0.4], 0.07) - 0.03).abs() < 1e-9);
+        assert_eq!(foreign_share(&[0.6, 0.41], 0.0), 0.0);
     }
 
     #[test]

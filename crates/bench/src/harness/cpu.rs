@@ -57,11 +57,11 @@ impl CpuSample {
     pub fn only_on(&self, core: usize) -> Self {
         let only: viola_host::CpuSet = u32::try_from(core).into_iter().collect();
         let stays = |tid: u32| proc::affinity(tid).is_ok_and(|cpus| cpus.as_ref() == Some(&only));
-        let mut look = self.clone();
-        for group in &mut look.groups {
+        let mut sample = self.clone();
+        for group in &mut sample.groups {
             group.retain(|tid, _| stays(*tid));
         }
-        look
+        sample
     }
 }
 
@@ -165,18 +165,18 @@ mod tests {
         let pid = child.id();
         let all = proc::affinity(pid).unwrap().unwrap();
         let first = all.iter().next().unwrap();
-        let look = tree(pid);
-        let kept = |look: &CpuSample| look.only_on(first as usize).groups[0].len();
-        assert_eq!(kept(&look), usize::from(all.len() == 1));
+        let sample = tree(pid);
+        let thread_count = |sample: &CpuSample| sample.only_on(first as usize).groups[0].len();
+        assert_eq!(thread_count(&sample), usize::from(all.len() == 1));
         let only = [first].into_iter().collect();
         let _ = viola_host::attrs::set_affinity(pid, &only).unwrap();
-        assert_eq!(kept(&look), 1);
+        assert_eq!(thread_count(&sample), 1);
         child.kill().unwrap();
         child.wait().unwrap();
     }
 
     #[test]
-    fn only_what_was_used_in_between_counts() {
+    fn only_use_between_the_samples_counts() {
         let then = HashMap::from([
             (
                 1,

@@ -66,11 +66,11 @@ pub fn spec(lab: &str, count: usize, core: usize) -> Outcome<Spec> {
 
 /// Boots them.
 pub fn boot(lab: &str, count: usize, core: usize) -> Outcome<Guests> {
-    boot_of(&spec(lab, count, core)?, core)
+    boot_spec(&spec(lab, count, core)?, core)
 }
 
 /// Boots guests that may differ from those of [`spec`], for example in memory.
-pub fn boot_of(spec: &Spec, core: usize) -> Outcome<Guests> {
+pub fn boot_spec(spec: &Spec, core: usize) -> Outcome<Guests> {
     let paths = Paths::find().map_err(lab_failure)?;
     let lab = Lab::up(spec, &paths).map_err(lab_failure)?;
     let allowed = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
@@ -151,7 +151,7 @@ impl Guests {
     }
 
     /// Whether at least one guest always wants the core.
-    pub fn saturate(&self) -> bool {
+    pub fn is_saturated(&self) -> bool {
         self.duties.contains(&100)
     }
 
@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lab_to_play_with_is_the_one_that_is_measured() {
+    fn four_toml_describes_the_measured_guests() {
         let text = include_str!("../../../../lab/four.toml");
         let mut play = Spec::from_toml(text, "four.toml", Path::new(".")).unwrap();
         let measured = spec("four", 4, 1).unwrap();

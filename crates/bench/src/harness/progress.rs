@@ -12,9 +12,9 @@ const BAR: usize = 28;
 pub struct Progress {
     total: Duration,
     planned: Duration,
-    begun: Instant,
+    started: Instant,
     terminal: bool,
-    said: Option<Instant>,
+    last_line_at: Option<Instant>,
 }
 
 impl Progress {
@@ -23,9 +23,9 @@ impl Progress {
         Self {
             total,
             planned: Duration::ZERO,
-            begun: Instant::now(),
+            started: Instant::now(),
             terminal: std::io::stderr().is_terminal(),
-            said: None,
+            last_line_at: None,
         }
     }
 
@@ -33,7 +33,7 @@ impl Progress {
     pub fn step(&mut self, what: &str, length: Duration) {
         let part = part(self.planned, self.total);
         self.planned += length;
-        let left = left(part, self.begun.elapsed(), self.total);
+        let left = left(part, self.started.elapsed(), self.total);
         if self.terminal {
             self.put(&format!(
                 "\r\x1b[2K{} {:3.0} %  {}  {what}",
@@ -41,8 +41,8 @@ impl Progress {
                 part * 100.0,
                 clock(left)
             ));
-        } else if self.said.is_none_or(|at| at.elapsed() >= PLAIN) {
-            self.said = Some(Instant::now());
+        } else if self.last_line_at.is_none_or(|at| at.elapsed() >= PLAIN) {
+            self.last_line_at = Some(Instant::now());
             self.put(&format!(
                 "{:3.0} %  {} left  {what}\n",
                 part * 100.0,

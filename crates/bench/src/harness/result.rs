@@ -56,7 +56,7 @@ impl Results {
 
     /// Summary for the terminal: goals reached, and the cause of each missed goal. `causes` names the file in which
     /// causes are written down.
-    pub fn verdict(&self, path: &Path, causes: &str) -> String {
+    pub fn summary(&self, path: &Path, causes: &str) -> String {
         let judged = self.rows.iter().filter(|r| r.met.is_some()).count();
         let missed: Vec<_> = self.rows.iter().filter(|r| r.met == Some(false)).collect();
         let mut text = format!(
@@ -92,7 +92,7 @@ impl Results {
 ///
 /// # Errors
 /// The file is not such a result; the error names it.
-pub fn rows_of(file: &Path, name: &str) -> Outcome<Vec<Value>> {
+pub fn read_rows(file: &Path, name: &str) -> Outcome<Vec<Value>> {
     let failed = |e: &dyn std::fmt::Display| Failure::usage(format!("{}: {e}", file.display()));
     let text = std::fs::read_to_string(file).map_err(|e| failed(&e))?;
     let mut result: Value = serde_json::from_str(&text).map_err(|e| failed(&e))?;
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn the_verdict_counts_goals_and_names_what_is_missed_with_its_cause() {
+    fn the_summary_counts_goals_and_lists_missed_rows_with_causes() {
         let mut known = row("known", 1.0);
         known.why = Some("too slow".into());
         let no_goal = Row::new("free", "ms").side("viola", [2.0]);
@@ -152,18 +152,18 @@ mod tests {
         let path = Path::new("x.json");
         let missed = "missed: known: too slow\nmissed: new: not explained yet (bench/why-x.toml)\n";
         assert_eq!(
-            results.verdict(path, "why-x.toml"),
+            results.summary(path, "why-x.toml"),
             format!("\n1 of 3 goals reached; x.json\n{missed}")
         );
         results.disturbed = Some("another program ran".into());
         assert_eq!(
-            results.verdict(path, "why-x.toml"),
+            results.summary(path, "why-x.toml"),
             format!("\n1 of 3 goals reached; x.json\nanother program ran\n{missed}")
         );
     }
 
     #[test]
-    fn a_missed_goal_carries_its_cause_and_a_met_one_none() {
+    fn only_missed_goals_get_a_cause() {
         let causes = toml::from_str("\"a, b\" = \"too slow\"\nmet = \"x\"\n").unwrap();
         let mut found = row("a, b", 1.0);
         found.why = Some("kworker ran".into());

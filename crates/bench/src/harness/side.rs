@@ -154,7 +154,7 @@ impl Active {
                     .transpose()
                     .map_err(lab_failure)?;
                 let pid = first.map_or(0, viola_lab::Guest::pid);
-                weigh(pid, NICE_OF_WEIGHT_X4)?;
+                set_weight(pid, NICE_OF_WEIGHT_X4)?;
                 ActiveSide::Weight(pid)
             }
             Side::Credit | Side::Viola(_) | Side::Turbo(_) => {
@@ -174,7 +174,7 @@ impl Active {
     }
 
     /// Samples daemon, watchdog and controller as one group.
-    pub fn look(&self) -> Option<CpuSample> {
+    pub fn sample(&self) -> Option<CpuSample> {
         match &self.hold {
             ActiveSide::Daemon(daemon) => Some(cpu::tree(daemon.child.id())),
             _ => None,
@@ -185,7 +185,7 @@ impl Active {
     pub fn stop(mut self) -> Outcome {
         match std::mem::replace(&mut self.hold, ActiveSide::Nothing) {
             ActiveSide::Nothing => {}
-            ActiveSide::Weight(pid) => weigh(pid, 0)?,
+            ActiveSide::Weight(pid) => set_weight(pid, 0)?,
             ActiveSide::Daemon(mut daemon) => daemon.stop()?,
         }
         match self.guests.iter().find_map(|pid| real_time_thread(*pid)) {
@@ -200,7 +200,7 @@ impl Active {
 impl Drop for Active {
     fn drop(&mut self) {
         if let ActiveSide::Weight(pid) = self.hold {
-            let _ = weigh(pid, 0);
+            let _ = set_weight(pid, 0);
         }
     }
 }
@@ -229,7 +229,7 @@ fn real_time_thread(pid: u32) -> Option<String> {
 }
 
 /// Sets a guest's weight in the fair class: on its autogroup, or on its threads without autogroups.
-fn weigh(pid: u32, nice: i32) -> Outcome {
+fn set_weight(pid: u32, nice: i32) -> Outcome {
     let failed = |e: &dyn std::fmt::Display| {
         Failure::run(format!("cannot set the weight of process {pid}: {e}"))
     };
@@ -281,14 +281,14 @@ impl Daemon {
 
     /// Waits until the daemon schedules all guests.
     fn wait(&mut self, core: usize, names: &[&str]) -> Outcome {
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut last = String::from("the daemon does not answer");
-        while begun.elapsed() < DAEMON_TIMEOUT {
+        while started.elapsed() < DAEMON_TIMEOUT {
             interrupt::check()?;
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Err(Failure::run(format!(
                     "viola run ended with {status}: {}",
-                    self.last_words()
+                    self.log_tail()
                 )));
             }
             if let Ok(status) = self.client.get::<Status>("/status") {
@@ -305,7 +305,7 @@ impl Daemon {
                 if let Some(left) = status.left_out.first() {
                     last = format!("{}: {}", left.vm, left.why);
                 }
-                if status.stage == Stage::Off && begun.elapsed() > SETTLE_TIMEOUT {
+                if status.stage == Stage::Off && started.elapsed() > SETTLE_TIMEOUT {
                     break;
                 }
             }
@@ -321,24 +321,24 @@ impl Daemon {
         if status.failures > 0 {
             return Err(Failure::run(format!(
                 "the slot controller failed during a measurement: {}",
-                self.last_words()
+                self.log_tail()
             )));
         }
         Ok(status.cores.iter().map(|c| c.controller_ns).sum())
     }
 
     fn stop(&mut self) -> Outcome {
-        let begun = Instant::now();
+        let started = Instant::now();
         if let Some(pid) = rustix::process::Pid::from_raw(self.child.id().cast_signed()) {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }
-        while begun.elapsed() < DAEMON_TIMEOUT {
+        while started.elapsed() < DAEMON_TIMEOUT {
             match self.child.try_wait().map_err(Failure::run)? {
                 Some(status) if status.success() => return Ok(()),
                 Some(status) => {
                     return Err(Failure::run(format!(
                         "viola run ended with {status}: {}",
-                        self.last_words()
+                        self.log_tail()
                     )));
                 }
                 None => std::thread::sleep(Duration::from_millis(5)),
@@ -346,12 +346,12 @@ impl Daemon {
         }
         Err(Failure::run(format!(
             "viola run does not end: {}",
-            self.last_words()
+            self.log_tail()
         )))
     }
 
     /// Last lines of the daemon's log.
-    fn last_words(&self) -> String {
+    fn log_tail(&self) -> String {
         let log = fs::read_to_string(self.folder.0.join("log")).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(3)..].join(" / ")
@@ -417,12 +417,12 @@ mod tests {
     }
 
     #[test]
-    fn an_ordinary_process_is_seen_as_such() {
+    fn an_ordinary_process_has_no_real_time_thread() {
         assert_eq!(real_time_thread(std::process::id()), None);
     }
 
     #[test]
-    fn sides_are_called_by_their_slice() {
+    fn side_names_contain_the_slice() {
         let names = [Side::Viola(1000), Side::Viola(300), Side::Viola(100)].map(Side::name);
         assert_eq!(names, ["viola 1 ms", "viola 0.3 ms", "viola 0.1 ms"]);
     }

@@ -22,7 +22,7 @@ pub fn daemon(config: &Path, log: &Path, netns: Option<BorrowedFd<'_>>) -> io::R
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(File::create(log)?);
-    bound(&mut command, Signal::TERM, netns)
+    spawn_bound(&mut command, Signal::TERM, netns)
 }
 
 /// Starts a program, in `netns` if given. The kernel sends it the signal `end` when the calling thread ends for any
@@ -30,7 +30,7 @@ pub fn daemon(config: &Path, log: &Path, netns: Option<BorrowedFd<'_>>) -> io::R
 ///
 /// # Errors
 /// As [`Command::spawn`].
-pub fn bound(
+pub fn spawn_bound(
     command: &mut Command,
     end: Signal,
     netns: Option<BorrowedFd<'_>>,

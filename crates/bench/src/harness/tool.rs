@@ -37,22 +37,22 @@ pub fn first_line(text: &str) -> String {
 
 /// Command for a program of the lab's image (path below `/usr`) that runs on the host with the image's loader and
 /// libraries.
-pub fn of_image(image: &Path, program: &str) -> Command {
+pub fn image_program(image: &Path, program: &str) -> Command {
     let root = image.join("root/usr");
-    beside_image(image, &root, "lib/x86_64-linux-gnu", program)
+    folder_program(image, &root, "lib/x86_64-linux-gnu", program)
 }
 
 /// Command for a program in a folder beside the image with its own libraries, the image's loader and the image's C
 /// library. Both paths are relative to the folder.
-pub fn beside_image(image: &Path, folder: &Path, libraries: &str, program: &str) -> Command {
-    let of_image = image.join("root/usr/lib/x86_64-linux-gnu");
+pub fn folder_program(image: &Path, folder: &Path, libraries: &str, program: &str) -> Command {
+    let image_libraries = image.join("root/usr/lib/x86_64-linux-gnu");
     let own = folder.join(libraries);
-    let mut path = of_image.clone().into_os_string();
-    if own != of_image {
+    let mut path = image_libraries.clone().into_os_string();
+    if own != image_libraries {
         path.push(":");
         path.push(&own);
     }
-    let mut command = Command::new(of_image.join("ld-linux-x86-64.so.2"));
+    let mut command = Command::new(image_libraries.join("ld-linux-x86-64.so.2"));
     command.arg("--library-path").arg(path);
     command.arg(folder.join(program));
     command
@@ -72,11 +72,11 @@ mod tests {
         let lib = "/i/root/usr/lib/x86_64-linux-gnu";
         let loader = format!("{lib}/ld-linux-x86-64.so.2");
         assert_eq!(
-            words(of_image("/i".as_ref(), "bin/x")),
+            words(image_program("/i".as_ref(), "bin/x")),
             [&loader, "--library-path", lib, "/i/root/usr/bin/x"]
         );
         assert_eq!(
-            words(beside_image("/i".as_ref(), "/m".as_ref(), "lib", "bin/x")),
+            words(folder_program("/i".as_ref(), "/m".as_ref(), "lib", "bin/x")),
             [
                 &loader,
                 "--library-path",

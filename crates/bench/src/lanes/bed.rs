@@ -25,7 +25,7 @@ pub const SHIFT: u32 = 2;
 /// Timeout for a script, including a busy machine.
 const SCRIPT_TIMEOUT: Duration = Duration::from_secs(1200);
 /// Guests with a high rate, by phase. As in fig. 14, some keep it and some change.
-const HEAVY: [[u32; 7]; 3] = [
+const HIGH_RATE_GUESTS: [[u32; 7]; 3] = [
     [1, 2, 3, 4, 5, 6, 7],
     [2, 3, 5, 6, 7, 8, 9],
     [1, 3, 4, 6, 8, 9, 10],
@@ -38,7 +38,7 @@ const KIB: u32 = 8;
 /// Rate of the bridge's uplink, kbit/s: one eighth of the offered load, so that even one misplaced VF shows.
 const UPLINK_KBIT: u32 = 600;
 /// Lead of the oracle before a change of the load, s.
-const LEAD: u32 = 1;
+const ORACLE_LEAD_S: u32 = 1;
 
 /// Diagnostics after a failed script: the end of viola's log, the wait channels of its threads, and the end of the
 /// kernel log with all blocked tasks.
@@ -126,12 +126,12 @@ impl TestBed {
         }
         let log = self.machine.exec(DIAGNOSTICS, SCRIPT_TIMEOUT);
         let log = log.map(|o| o.stdout).unwrap_or_default();
-        let how = match output.timed_out {
+        let event = match output.timed_out {
             true => "a script timed out",
             false => "a script failed",
         };
         Err(Failure::run(format!(
-            "the emulated host: {how}: {}{}\n{log}",
+            "the emulated host: {event}: {}{}\n{log}",
             output.stdout, output.stderr
         )))
     }
@@ -153,17 +153,17 @@ impl TestBed {
                 true => RATES.0,
                 false => RATES.1,
             };
-            json!({"netns": format!("n{i}"), "rates": HEAVY.each_ref().map(rate), "kib": KIB})
+            json!({"netns": format!("n{i}"), "rates": HIGH_RATE_GUESTS.each_ref().map(rate), "kib": KIB})
         };
         let guests: Vec<Value> = (1..=GUESTS).map(guest).collect();
         // Every policy starts with the VFs where the first phase needs them.
-        let begin = given(&set(&HEAVY[0]));
+        let begin = assign_vfs(&set(&HIGH_RATE_GUESTS[0]));
         let steer = match side {
-            TURNS => turns(3 * phase),
+            TURNS => rotation(3 * phase),
             ORACLE => {
-                let mut script = format!("sleep {}\n", phase - LEAD);
-                for pair in HEAVY.windows(2) {
-                    script.push_str(&moved(&set(&pair[0]), &set(&pair[1])));
+                let mut script = format!("sleep {}\n", phase - ORACLE_LEAD_S);
+                for pair in HIGH_RATE_GUESTS.windows(2) {
+                    script.push_str(&move_vfs(&set(&pair[0]), &set(&pair[1])));
                     script.push_str(&format!("sleep {phase}\n"));
                 }
                 script
@@ -171,7 +171,7 @@ impl TestBed {
             _ => String::new(),
         };
         let auto = match side {
-            POLICY => said(&all(), "auto"),
+            POLICY => set_lanes(&all(), "auto"),
             _ => String::new(),
         };
         self.sh(&format!(
@@ -197,7 +197,7 @@ impl TestBed {
         let (one, two) = (set(&[1]), set(&[2]));
         self.sh(&format!(
             "tc qdisc del dev eth2 root 2>/dev/null || true\n{}",
-            given(&one)
+            assign_vfs(&one)
         ))?;
         let mut steer = "sleep 2\n".to_owned();
         for turn in 0..turns {
@@ -205,7 +205,7 @@ impl TestBed {
                 0 => (&one, &two),
                 _ => (&two, &one),
             };
-            steer.push_str(&moved(from, to));
+            steer.push_str(&move_vfs(from, to));
             steer.push_str("sleep 2\n");
         }
         // The commands themselves take a part of a second each.
@@ -218,13 +218,13 @@ impl TestBed {
             "server": "peer", "address": "10.9.0.1", "phase_ms": u64::from(phase) * 1000, "guests": guests,
         });
         let before = self.lanes()?.counts;
-        let said = self.sh(&format!(
+        let output = self.sh(&format!(
             "(/viola/bin/viola-lab internal traffic '{spec}' >/tmp/seen 2>&1; echo done >>/tmp/seen) &\n{{\n:\n{steer}}} >/dev/null
              for i in $(seq 600); do grep -q done /tmp/seen && break; sleep 1; done\nhead -n 1 /tmp/seen"
         ))?;
         let after = self.lanes()?.counts;
-        let seen: Vec<Value> = serde_json::from_str(said.trim())
-            .map_err(|e| Failure::run(format!("the emulated host's traffic: {e}: {said}")))?;
+        let seen: Vec<Value> = serde_json::from_str(output.trim())
+            .map_err(|e| Failure::run(format!("the emulated host's traffic: {e}: {output}")))?;
         if let Some(broken) = seen.iter().find(|s| s["stream_whole"] != true) {
             return Err(Failure::run(format!("a stream failed: {broken}")));
         }
@@ -258,13 +258,13 @@ fn all() -> BTreeSet<u32> {
 }
 
 /// Commands that set the lane policy of guests.
-fn said(guests: &BTreeSet<u32>, lane: &str) -> String {
+fn set_lanes(guests: &BTreeSet<u32>, lane: &str) -> String {
     let line = |n: &u32| format!("viola set n{n} --lane {lane} >/dev/null\n");
     guests.iter().map(line).collect()
 }
 
 /// Commands that move VFs from some guests to others; a guest in both lists keeps its VF.
-fn moved(from: &BTreeSet<u32>, to: &BTreeSet<u32>) -> String {
+fn move_vfs(from: &BTreeSet<u32>, to: &BTreeSet<u32>) -> String {
     let (out, new) = (
         from - to,
         if from.len() > to.len() {
@@ -273,30 +273,30 @@ fn moved(from: &BTreeSet<u32>, to: &BTreeSet<u32>) -> String {
             to - from
         },
     );
-    format!("{}{}", said(&out, "never"), said(&new, "pin"))
+    format!("{}{}", set_lanes(&out, "never"), set_lanes(&new, "pin"))
 }
 
 /// Commands that give the VFs to these guests and wait until exactly these guests have them, by the MAC addresses on
 /// the NIC. Their number alone is not enough: it can be right while other guests still return theirs.
-fn given(guests: &BTreeSet<u32>) -> String {
-    let moves = moved(&all(), guests);
-    let wanted: String = guests.iter().map(|n| format!("{n:02x} ")).collect();
+fn assign_vfs(guests: &BTreeSet<u32>) -> String {
+    let moves = move_vfs(&all(), guests);
+    let expected: String = guests.iter().map(|n| format!("{n:02x} ")).collect();
     format!(
         "{moves}held() {{ ip link show eth0 | sed -n 's/.*link.ether {MACS}:\\(..\\).*/\\1/p' | sort | tr '\\n' ' '; }}
-         for i in $(seq 240); do has=$(held); [ \"$has\" = '{wanted}' ] && break; sleep 0.5; done
-         [ \"$has\" = '{wanted}' ] || {{ echo \"VFs are with $has, not {wanted}\" >&2; exit 1; }}\nsleep 3\n"
+         for i in $(seq 240); do has=$(held); [ \"$has\" = '{expected}' ] && break; sleep 0.5; done
+         [ \"$has\" = '{expected}' ] || {{ echo \"VFs are with $has, not {expected}\" >&2; exit 1; }}\nsleep 3\n"
     )
 }
 
 /// Commands that rotate the VFs every five seconds.
-fn turns(seconds: u32) -> String {
+fn rotation(seconds: u32) -> String {
     let mut script = String::new();
-    let mut now = set(&HEAVY[0]);
+    let mut now = set(&HIGH_RATE_GUESTS[0]);
     for turn in 1..=(seconds / 5).saturating_sub(1) {
         let first = turn * VFS;
         let next = (0..VFS).map(|k| (first + k) % GUESTS + 1).collect();
         script.push_str("sleep 5\n");
-        script.push_str(&moved(&now, &next));
+        script.push_str(&move_vfs(&now, &next));
         now = next;
     }
     script

@@ -45,7 +45,7 @@ const GAP: f64 = 100.0;
 /// Runs the benchmark, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
     let rounds = options.rounds();
-    let wanted = |cell: &str| {
+    let selected = |cell: &str| {
         options
             .only
             .as_deref()
@@ -53,9 +53,9 @@ pub fn run(options: &Options) -> Outcome {
     };
     let simulated: Vec<_> = simulated::CELLS
         .into_iter()
-        .filter(|(cell, ..)| wanted(cell))
+        .filter(|(cell, ..)| selected(cell))
         .collect();
-    let in_bed = wanted(SHIFT) || wanted(SWAP);
+    let in_bed = selected(SHIFT) || selected(SWAP);
     if simulated.is_empty() && !in_bed {
         return Err(Failure::usage(
             "no cell name contains the pattern of --only; try simulated, emulated or a switch",
@@ -66,12 +66,16 @@ pub fn run(options: &Options) -> Outcome {
     let swap = Duration::from_secs(if options.quick { 20 } else { 100 });
     let boot = Duration::from_secs(60);
     let of_bed = u32::from(in_bed) * boot
-        + (cell * SIDES.len() as u32 * u32::from(wanted(SHIFT)) + swap * u32::from(wanted(SWAP)))
+        + (cell * SIDES.len() as u32 * u32::from(selected(SHIFT))
+            + swap * u32::from(selected(SWAP)))
             * rounds as u32;
     let of_sim = Duration::from_secs(if options.quick { 2 } else { 6 });
-    let whole = of_bed + of_sim * (simulated.len() * SIDES.len() * rounds) as u32;
-    let mut progress = Progress::new(whole);
-    progress.say(&format!("lanes: {rounds} rounds, about {}", clock(whole)));
+    let total_time = of_bed + of_sim * (simulated.len() * SIDES.len() * rounds) as u32;
+    let mut progress = Progress::new(total_time);
+    progress.say(&format!(
+        "lanes: {rounds} rounds, about {}",
+        clock(total_time)
+    ));
 
     let mut rows = Vec::new();
     let mut found: Vec<(&str, &'static str, LoadOutcome)> = Vec::new();
@@ -101,7 +105,7 @@ pub fn run(options: &Options) -> Outcome {
         ));
         let (mut shifts, mut swaps) = (Vec::new(), Vec::new());
         for round in 0..rounds {
-            if wanted(SHIFT) {
+            if selected(SHIFT) {
                 let mut order = SIDES;
                 order.rotate_left(round % SIDES.len());
                 for side in order {
@@ -110,7 +114,7 @@ pub fn run(options: &Options) -> Outcome {
                     shifts.push((side, bed.shift(side, phase)?));
                 }
             }
-            if wanted(SWAP) {
+            if selected(SWAP) {
                 for (side, turns) in [(SWITCHES, turns / 2), (QUIET, 0)] {
                     interrupt::check()?;
                     progress.step(&format!("round {}: {SWAP}, {side}", round + 1), swap / 2);
@@ -129,7 +133,7 @@ pub fn run(options: &Options) -> Outcome {
     let path = options.path("lanes", is_whole);
     results.write(&path)?;
     table::print(&row::table(&results.rows).text())?;
-    table::print(&results.verdict(&path, causes))
+    table::print(&results.summary(&path, causes))
 }
 
 fn row(
@@ -199,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_served_is_held_against_the_oracle() {
+    fn served_bytes_are_compared_with_the_oracle() {
         let reading = |served| Reading {
             served,
             offered: 10e6,
@@ -214,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_gap_misses_its_goal_and_a_run_without_switches_is_beside_it() {
+    fn a_long_gap_misses_its_goal() {
         let reading = |gap_ms, switches| Reading {
             gap_ms,
             switches,

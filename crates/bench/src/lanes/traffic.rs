@@ -32,7 +32,7 @@ const LONG_GAP: f64 = 50.0;
 /// Maximum interval between two checks for a new phase.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Time to wait for replies at the end.
-const LAST: Duration = Duration::from_secs(3);
+const FINAL_REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Specification of the traffic.
 #[derive(Debug, Deserialize)]
@@ -199,14 +199,14 @@ fn check(mut stream: TcpStream) -> Outcome {
     let mut guest = [0; 4];
     stream.read_exact(&mut guest)?;
     let mut bytes = Bytes::of(u32::from_le_bytes(guest));
-    let (mut right, mut wanted, mut got) = (0_u64, [0; CHUNK_BYTES], [0; CHUNK_BYTES]);
+    let (mut right, mut expected, mut got) = (0_u64, [0; CHUNK_BYTES], [0; CHUNK_BYTES]);
     let mut filled = 0;
     loop {
         let n = stream.read(&mut got[filled..])?;
         filled += n;
         if n == 0 || filled == CHUNK_BYTES {
-            bytes.fill(&mut wanted[..]);
-            if got[..filled] != wanted[..filled] {
+            bytes.fill(&mut expected[..]);
+            if got[..filled] != expected[..filled] {
                 break;
             }
             right += filled as u64;
@@ -275,9 +275,9 @@ fn send(
         let Some(rate) = rate(now) else {
             return Ok((sent, worst));
         };
-        let early = pace.early(now, Duration::from_secs(2) / rate.max(1));
-        if !early.is_zero() {
-            std::thread::sleep(early.min(POLL_INTERVAL));
+        let remaining = pace.time_until_due(now, Duration::from_secs(2) / rate.max(1));
+        if !remaining.is_zero() {
+            std::thread::sleep(remaining.min(POLL_INTERVAL));
             continue;
         }
         bytes.fill(&mut piece);
@@ -292,16 +292,16 @@ fn send(
 struct Schedule(Instant);
 
 impl Schedule {
-    /// Time until the next piece is due, with one piece per interval; `None` if it is due now, which counts as sent.
+    /// Time until the next piece is due, with one piece per interval; zero if it is due now, which counts as sent.
     /// Missed pieces are not made up for, and a faster phase takes effect at once.
-    fn early(&mut self, now: Instant, interval: Duration) -> Duration {
+    fn time_until_due(&mut self, now: Instant, interval: Duration) -> Duration {
         self.0 = self.0.min(now + interval);
-        let early = self.0.saturating_duration_since(now);
-        if early.is_zero() {
+        let remaining = self.0.saturating_duration_since(now);
+        if remaining.is_zero() {
             let missed = now.duration_since(self.0) > interval;
             self.0 = if missed { now } else { self.0 } + interval;
         }
-        early
+        remaining
     }
 }
 
@@ -324,7 +324,7 @@ fn probe(
         }
         if now >= next && end.is_none() {
             match rate(now) {
-                None => end = Some(now + LAST),
+                None => end = Some(now + FINAL_REPLY_TIMEOUT),
                 Some(rate) => {
                     let number = sent_at.len() as u64;
                     sent_at.push(begin.elapsed());
@@ -402,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lost_packets_are_holes_and_the_gap_is_that_of_the_answers() {
+    fn consecutive_lost_packets_form_a_hole_and_a_gap() {
         let ms = Duration::from_millis;
         let sent: Vec<Duration> = (0..6).map(|i| ms(i * 10)).collect();
         let back = [Some(ms(1)), None, None, Some(ms(31)), Some(ms(41)), None];
@@ -414,25 +414,25 @@ mod tests {
     }
 
     #[test]
-    fn after_a_slow_phase_a_fast_one_is_fast_from_its_beginning() {
+    fn a_faster_phase_takes_effect_at_once() {
         let (begin, ms) = (Instant::now(), Duration::from_millis);
         let (slow, fast) = (ms(2000), ms(100));
         let mut pace = Schedule(begin);
-        let mut made = |from: u64, to: u64, interval| {
+        let mut sent_between = |from: u64, to: u64, interval| {
             let times = (from..to).map(|at| begin + ms(at));
             times
-                .filter(|now| pace.early(*now, interval).is_zero())
+                .filter(|now| pace.time_until_due(*now, interval).is_zero())
                 .count()
         };
-        assert_eq!(made(0, 4000, slow), 2);
-        assert_eq!(made(4000, 8000, fast), 40);
-        assert_eq!(made(8000, 12_000, slow), 2);
+        assert_eq!(sent_between(0, 4000, slow), 2);
+        assert_eq!(sent_between(4000, 8000, fast), 40);
+        assert_eq!(sent_between(8000, 12_000, slow), 2);
         // The sender was delayed for a while.
-        assert_eq!(made(20_000, 21_000, fast), 10);
+        assert_eq!(sent_between(20_000, 21_000, fast), 10);
     }
 
     #[test]
-    fn a_stream_is_the_same_however_it_is_cut_and_another_is_not() {
+    fn a_guests_stream_does_not_depend_on_the_piece_size() {
         let (mut a, mut b, mut c) = (Bytes::of(1), Bytes::of(1), Bytes::of(2));
         let (mut whole, mut parts, mut other) = ([0; 64], [0; 64], [0; 64]);
         a.fill(&mut whole);

@@ -28,11 +28,11 @@ const REMOTE: Delay = Delay {
     high: Duration::from_millis(40),
 };
 /// Playout buffer, milliseconds: a packet that is later than the fastest by more than this is discarded.
-const BUFFER: f64 = 100.0;
+const PLAYOUT_BUFFER_MS: f64 = 100.0;
 /// Checks for the rest of a stream, five per second.
-const DRAIN: usize = 25;
+const MAX_DRAIN_CHECKS: usize = 25;
 /// Films of one packet, which measure start-up times.
-const BEGINNINGS: usize = 8;
+const STARTUP_FILMS: usize = 8;
 /// Clients that load Apache to its limit.
 const CLIENTS: usize = 64;
 /// Maximum number of requests in flight at a fixed rate.
@@ -43,13 +43,13 @@ const MAX_REQUESTS: usize = 1_000_000;
 /// measured on an idle core at 10 and 30 ms; the scheduler would have no effect.
 const TCP_WINDOW_BYTES: u32 = 8_000_000;
 /// Memory of a guest, bytes.
-const MEMORY: u64 = 192 << 20;
+const MEMORY_BYTES: u64 = 192 << 20;
 /// Size of all STREAM arrays together, KiB: larger than the caches.
-const ARRAYS: u32 = 48 << 10;
+const ARRAYS_KIB: u32 = 48 << 10;
 /// Name of the STREAM workload in a guest.
 const STREAM: &str = "stream";
 /// Time before a STREAM kernel is counted, in which it fills its arrays.
-const FILL: Duration = Duration::from_millis(300);
+const ARRAY_FILL_TIME: Duration = Duration::from_millis(300);
 /// Priority of the long line's processing, above its client programs.
 const LINE_PRIORITY: u8 = 60;
 
@@ -66,8 +66,10 @@ impl TestBed {
     /// Boots the guests and starts the servers of all experiments.
     pub fn boot(vms: usize, core: usize) -> Outcome<Self> {
         let mut spec = guests::spec("bench-papers", vms, core)?;
-        spec.guests.iter_mut().for_each(|of| of.memory = MEMORY);
-        let guests = guests::boot_of(&spec, core)?;
+        spec.guests
+            .iter_mut()
+            .for_each(|of| of.memory = MEMORY_BYTES);
+        let guests = guests::boot_spec(&spec, core)?;
         for (name, server) in [("apache", Workload::apache()), ("media", Workload::media())] {
             guests.web().start(name, server).map_err(lab_failure)?;
         }
@@ -126,14 +128,14 @@ impl TestBed {
                 let http = Http {
                     rate: Some(RATE.into()),
                     concurrency: MAX_IN_FLIGHT,
-                    ..asked(times.apache, client)
+                    ..requests(times.apache, client)
                 };
                 self.apache(remote(REMOTE), &http)
             }
             Experiment::ApacheMost => {
                 let http = Http {
                     concurrency: CLIENTS,
-                    ..asked(times.apache, client)
+                    ..requests(times.apache, client)
                 };
                 let mut found = self.apache(remote(REMOTE), &http)?;
                 found.truncate(1);
@@ -195,8 +197,9 @@ impl TestBed {
             client,
             ..Call::default()
         };
-        let heard = load::call(&self.guests.lab, self.address()?, &options).map_err(lab_failure)?;
-        let quality = Quality::of(up, &heard.up, BUFFER);
+        let received =
+            load::call(&self.guests.lab, self.address()?, &options).map_err(lab_failure)?;
+        let quality = Quality::of(up, &received.up, PLAYOUT_BUFFER_MS);
         Ok(vec![quality.map(|q| q.jitter_ms)])
     }
 
@@ -205,7 +208,7 @@ impl TestBed {
         let bytes =
             || Ok::<u64, Failure>(self.guests.web().stat("sink").map_err(lab_failure)?.bytes);
         let before = bytes()?;
-        let begun = Instant::now();
+        let started = Instant::now();
         let options = TcpBulk {
             time: Duration::from_millis(time),
             // Normal priority: at real-time priority the receiver would block everything else on its core.
@@ -217,9 +220,9 @@ impl TestBed {
         };
         load::tcp_stream(from, self.address()?, &options).map_err(lab_failure)?;
         let mut last = bytes()?;
-        let rate = last.saturating_sub(before) as f64 / 1e6 / begun.elapsed().as_secs_f64();
+        let rate = last.saturating_sub(before) as f64 / 1e6 / started.elapsed().as_secs_f64();
         // Drain the sender's queue so that it does not disturb the next measurement.
-        for _ in 0..DRAIN {
+        for _ in 0..MAX_DRAIN_CHECKS {
             std::thread::sleep(Duration::from_millis(200));
             let now = bytes()?;
             if now == std::mem::replace(&mut last, now) {
@@ -257,17 +260,17 @@ impl TestBed {
             client,
             ..Call::default()
         };
-        let heard = load::call(from, self.address()?, &options).map_err(lab_failure)?;
-        let of = |arrivals: &[_]| Quality::of(up, arrivals, BUFFER);
-        let (up, down) = (of(&heard.up), of(&heard.down));
-        let late: Vec<f64> = [up, down].into_iter().flatten().map(|q| q.late).collect();
+        let received = load::call(from, self.address()?, &options).map_err(lab_failure)?;
+        let of = |arrivals: &[_]| Quality::of(up, arrivals, PLAYOUT_BUFFER_MS);
+        let (up, down) = (of(&received.up), of(&received.down));
+        let late_share: Vec<f64> = [up, down].into_iter().flatten().map(|q| q.late).collect();
         let lost = |way: Option<Quality>| Some(way.map_or(100.0, |q| q.lost));
         let mut found = vec![up.map(|q| q.jitter_ms)];
         match lines {
             1 => found.push(down.map(|q| q.jitter_ms)),
             _ => found.extend([lost(up), lost(down)]),
         }
-        found.push(average(&late));
+        found.push(average(&late_share));
         Ok(found)
     }
 
@@ -288,10 +291,10 @@ impl TestBed {
         };
         let count = packets(time, 50_000);
         let film = watch(count)?;
-        let video = Quality::of(Stream::video(count), &film.video, BUFFER);
-        let audio = Quality::of(Stream::audio(count), &film.audio, BUFFER);
+        let video = Quality::of(Stream::video(count), &film.video, PLAYOUT_BUFFER_MS);
+        let audio = Quality::of(Stream::audio(count), &film.audio, PLAYOUT_BUFFER_MS);
         let mut times = [vec![], vec![], vec![]];
-        for _ in 0..BEGINNINGS {
+        for _ in 0..STARTUP_FILMS {
             interrupt::check()?;
             let film = watch(1)?;
             let of = [film.setup_ms, film.describe_ms, film.play_ms];
@@ -314,7 +317,7 @@ fn wide() -> String {
 }
 
 /// Requests for the paper's page of 5 KB for this long.
-fn asked(time: u64, client: Client) -> Http {
+fn requests(time: u64, client: Client) -> Http {
     Http {
         port: 8080,
         requests: MAX_REQUESTS,
@@ -330,14 +333,14 @@ fn stream(guest: &Guest, time: u64) -> Outcome<Vec<Option<f64>>> {
     let found = kernels.map(|pattern| {
         let kernel = Workload::Hog {
             pattern,
-            footprint_kib: ARRAYS,
+            footprint_kib: ARRAYS_KIB,
             procs: 1,
             duty: 100,
             period_ms: guests::PERIOD,
             nice: 0,
         };
         guest.start(STREAM, kernel).map_err(lab_failure)?;
-        std::thread::sleep(FILL);
+        std::thread::sleep(ARRAY_FILL_TIME);
         let before = guest.stat(STREAM).map_err(lab_failure)?;
         std::thread::sleep(Duration::from_millis(time));
         let after = guest.stop(STREAM).map_err(lab_failure)?;
@@ -363,7 +366,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streams_have_the_packets_of_their_time() {
+    fn packet_counts_match_the_duration() {
         assert_eq!(packets(5000, 20_000), 250);
         assert_eq!(packets(2500, 11_760), 212);
         assert_eq!(average(&[1.0, 2.0]), Some(1.5));

@@ -17,7 +17,7 @@ use bed::TestBed;
 use plan::{CREDIT, Cell, Experiment, SIDES, SWITCH_TIME, VIOLA, side_name};
 
 use super::Options;
-use super::vpipe::parts;
+use super::vpipe::split_patterns;
 use crate::harness::cell::{self, Reading};
 use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::{names, split_cores};
@@ -46,7 +46,7 @@ pub fn run(papers: &Papers) -> Outcome {
     }
     super::need_root()?;
     let options = &papers.options;
-    let patterns = options.only.as_deref().map(parts);
+    let patterns = options.only.as_deref().map(split_patterns);
     let mut cells = Cell::of(patterns.as_deref());
     if cells.is_empty() {
         let only = options.only.as_deref().unwrap_or_default();
@@ -97,7 +97,7 @@ pub fn run(papers: &Papers) -> Outcome {
     drop(bench);
     results.write(&path)?;
     table::print(&row::table(&results.rows).text())?;
-    table::print(&results.verdict(&path, "why-papers.toml"))
+    table::print(&results.summary(&path, "why-papers.toml"))
 }
 
 struct Bench {
@@ -160,7 +160,7 @@ impl Bench {
         seed: u64,
     ) -> Outcome {
         let (pids, core) = (bed.guests.pids(), self.core);
-        let (before, tree) = (self.sampler.vms(&pids)?, active.look());
+        let (before, tree) = (self.sampler.vms(&pids)?, active.sample());
         let times = plan::times(self.quick);
         let (ls, duty) = (cell.setup.ls, cell.setup.duty);
         let calls = plan::calls(side, self.quick);
@@ -169,14 +169,14 @@ impl Bench {
         active.controller_ns()?;
         let shares = self.sampler.vms(&pids)?.since(&before);
         let shares: f64 = shares.iter().map(|u| u.share).sum();
-        let own = active.look().zip(tree).map_or(0.0, |(now, before)| {
+        let own = active.sample().zip(tree).map_or(0.0, |(now, before)| {
             let used = now.only_on(core).since(&before.only_on(core));
             used.iter().map(|u| u.share).sum()
         });
         // Ranks start and end within a cell, so their CPU use cannot be read afterwards.
-        if bed.guests.saturate() && cell.part != Experiment::Mpi {
+        if bed.guests.is_saturated() && cell.part != Experiment::Mpi {
             self.readings.push(Reading {
-                foreign: (1.0 - shares - own).max(0.0),
+                foreign_share: (1.0 - shares - own).max(0.0),
                 ..Reading::default()
             });
         }

@@ -14,23 +14,23 @@ use std::sync::mpsc::channel;
 use viola_lab::wire::Output;
 use viola_lab::{Guest, Lab, Paths};
 
-use super::mpiexec::{Event, LIMIT, Mpiexec, last_line, late};
+use super::mpiexec::{Event, Mpiexec, RUN_TIMEOUT, last_line, timeout_failure};
 use super::plan::CALLS;
 use crate::harness::guests::shell;
 use crate::harness::side::lab_failure;
-use crate::harness::tool::{beside_image, first_line};
+use crate::harness::tool::{first_line, folder_program};
 use viola_cli::error::{Failure, Outcome};
 
 /// Mount point of the folder in the guests.
 const MOUNT: &str = "/run/mpi";
 /// Prefix of the files in the guests that list a call's message sizes; the call's name follows.
-const LENGTHS: &str = "/run/mpi-";
+const LENGTHS_PREFIX: &str = "/run/mpi-";
 /// Libraries, relative to the folder.
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 const MPIEXEC: &str = "usr/bin/mpiexec.hydra";
 /// The benchmark's own time limit per call and size, seconds. It is high enough to have no effect, because the
 /// benchmark's adaptive repetition does not account for scheduling.
-const LONG: &str = "60";
+const IMB_TIME_LIMIT_S: &str = "60";
 /// Environment of all ranks. UCX, MPICH's transport, uses only TCP over the guest's one NIC and logs only errors.
 const ENVIRONMENT: [(&str, &str); 5] = [
     ("UCX_TLS", "tcp,self"),
@@ -88,7 +88,7 @@ impl Mpi {
         );
         for (call, sizes) in CALLS {
             let lengths: String = sizes.iter().map(|size| format!("{size}\\n")).collect();
-            script.push_str(&format!("; printf '{lengths}' >{LENGTHS}{call}"));
+            script.push_str(&format!("; printf '{lengths}' >{LENGTHS_PREFIX}{call}"));
         }
         for guest in ranks {
             shell(guest, &script)?;
@@ -127,17 +127,17 @@ impl Mpi {
             Some(lab.netns()),
         )?;
         let proxies = mpiexec.proxies(ranks.len())?;
-        let (said, says) = channel();
-        mpiexec.listen(said.clone());
+        let (sender, events) = channel();
+        mpiexec.listen(sender.clone());
         std::thread::scope(|scope| {
             for (guest, arguments) in ranks.iter().zip(proxies) {
-                let said = said.clone();
+                let sender = sender.clone();
                 scope.spawn(move || {
-                    let _ = said.send(Event::Proxy(proxy(guest, arguments)));
+                    let _ = sender.send(Event::Proxy(proxy(guest, arguments)));
                 });
             }
             // Ending mpiexec ends the proxies; this scope waits for them.
-            let text = mpiexec.text(&says, ranks.len());
+            let text = mpiexec.text(&events, ranks.len());
             mpiexec.end();
             text
         })
@@ -151,7 +151,7 @@ impl Mpi {
             .map(|guest| guest.address().map(|a| a.to_string()))
             .collect();
         let hosts = addresses.ok_or_else(none)?.join(",");
-        let mut command = beside_image(&self.image, &self.root, LIBRARIES, MPIEXEC);
+        let mut command = folder_program(&self.image, &self.root, LIBRARIES, MPIEXEC);
         let count = ranks.len().to_string();
         command
             .args(["-launcher", "manual", "-localhost", &bridge.to_string()])
@@ -163,9 +163,14 @@ impl Mpi {
         }
         command
             .arg(format!("{MOUNT}/usr/bin/IMB-MPI1"))
-            .args(["-npmin", &count, "-msglen", &format!("{LENGTHS}{call}")])
+            .args([
+                "-npmin",
+                &count,
+                "-msglen",
+                &format!("{LENGTHS_PREFIX}{call}"),
+            ])
             .args(["-iter", &times.to_string(), "-iter_policy", "off"])
-            .args(["-time", LONG])
+            .args(["-time", IMB_TIME_LIMIT_S])
             .arg(call)
             .env_clear()
             .env("PATH", "/usr/bin:/bin")
@@ -182,12 +187,14 @@ fn proxy(guest: &Guest, arguments: Vec<String>) -> Outcome {
         format!("{MOUNT}/usr/bin/hydra_pmi_proxy"),
     ];
     argv.extend(arguments);
-    let output = guest.exec_for(&argv, "", LIMIT).map_err(lab_failure)?;
+    let output = guest
+        .exec_for(&argv, "", RUN_TIMEOUT)
+        .map_err(lab_failure)?;
     match output {
         Output { status: 0, .. } => Ok(()),
         Output {
             timed_out: true, ..
-        } => Err(late()),
+        } => Err(timeout_failure()),
         output => Err(Failure::run(format!(
             "in guest {}: MPI's proxy ended with status {}: {}",
             guest.name(),
@@ -266,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_outside_a_table_are_no_times() {
+    fn numbers_outside_a_table_are_ignored() {
         let text =
             "# Benchmarking Sendrecv\n 1024 100 1.0 2.0 3.0 4.0\n# List of Benchmarks\n# 2\n";
         assert_eq!(means(text), []);
@@ -274,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn the_folder_is_beside_the_images_and_counts_only_when_it_is_whole() {
+    fn the_folder_is_beside_the_images_and_must_be_complete() {
         let top = tempfile::tempdir().unwrap();
         let image = top.path().join("build/lab/images/h");
         std::fs::create_dir_all(top.path().join("build/mpi/root/usr/bin")).unwrap();

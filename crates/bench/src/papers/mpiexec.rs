@@ -17,7 +17,7 @@ use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 
 /// Timeout for one run, long enough for 30 ms slices.
-pub const LIMIT: Duration = Duration::from_secs(180);
+pub const RUN_TIMEOUT: Duration = Duration::from_secs(180);
 /// Timeout for mpiexec to print the proxies' commands.
 const PROXY_TIMEOUT: Duration = Duration::from_secs(20);
 /// Interval between two checks for an interrupt.
@@ -35,7 +35,7 @@ pub enum Event {
 
 /// A running mpiexec; drop kills it.
 pub struct Mpiexec {
-    begun: Instant,
+    started: Instant,
     child: Child,
     output: Option<BufReader<ChildStdout>>,
     errors: Option<JoinHandle<String>>,
@@ -51,7 +51,7 @@ impl Mpiexec {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let mut child = spawn::bound(command, Signal::KILL, netns)
+        let mut child = spawn::spawn_bound(command, Signal::KILL, netns)
             .map_err(|e| Failure::run(format!("mpiexec: {e}: run scripts/mpi.sh")))?;
         let output = child.stdout.take().map(BufReader::new);
         let errors = child.stderr.take().map(|mut pipe| {
@@ -62,7 +62,7 @@ impl Mpiexec {
             })
         });
         Ok(Self {
-            begun: Instant::now(),
+            started: Instant::now(),
             child,
             output,
             errors,
@@ -78,7 +78,7 @@ impl Mpiexec {
             .output
             .take()
             .ok_or_else(|| Failure::run("mpiexec has no output"))?;
-        let (told, tells) = channel();
+        let (launched, tells) = channel();
         // A pipe has no timeout, so a thread reads it. The thread ends with mpiexec.
         std::thread::spawn(move || {
             let mut proxies = Vec::new();
@@ -87,7 +87,7 @@ impl Mpiexec {
                 proxies.extend(launch(&line));
                 line.clear();
             }
-            let _ = told.send((proxies, output));
+            let _ = launched.send((proxies, output));
         });
         match tells.recv_timeout(PROXY_TIMEOUT) {
             Ok((proxies, output)) if proxies.len() == count => {
@@ -95,20 +95,20 @@ impl Mpiexec {
                 Ok(proxies)
             }
             _ => Err(Failure::run(format!(
-                "mpiexec did not tell what to start in the guests: {}",
-                self.last_words().unwrap_or_else(|| "no word".into())
+                "mpiexec did not print the commands for the guests: {}",
+                self.log_tail().unwrap_or_else(|| "no output".into())
             ))),
         }
     }
 
     /// Forwards mpiexec's lines from now on.
-    pub fn listen(&mut self, said: Sender<Event>) {
+    pub fn listen(&mut self, sender: Sender<Event>) {
         if let Some(output) = self.output.take() {
             std::thread::spawn(move || {
                 for line in output.lines().map_while(Result::ok) {
-                    let _ = said.send(Event::Line(line));
+                    let _ = sender.send(Event::Line(line));
                 }
-                let _ = said.send(Event::End);
+                let _ = sender.send(Event::End);
             });
         }
     }
@@ -117,16 +117,16 @@ impl Mpiexec {
     ///
     /// # Errors
     /// mpiexec or a proxy fails or times out; the error quotes its output.
-    pub fn text(&mut self, says: &Receiver<Event>, ranks: usize) -> Outcome<String> {
+    pub fn text(&mut self, events: &Receiver<Event>, ranks: usize) -> Outcome<String> {
         let (mut text, mut closed, mut ended) = (String::new(), false, 0);
         while !closed || ended < ranks {
-            match says.recv_timeout(POLL_INTERVAL) {
+            match events.recv_timeout(POLL_INTERVAL) {
                 Ok(Event::Line(line)) => text.extend([line.as_str(), "\n"]),
                 Ok(Event::End) => closed = true,
                 Ok(Event::Proxy(Ok(()))) => ended += 1,
                 // A failing rank ends the others; mpiexec's message comes first.
                 Ok(Event::Proxy(Err(failure))) => {
-                    return Err(match self.last_words() {
+                    return Err(match self.log_tail() {
                         Some(words) => Failure::run(format!("MPI failed: {words}")),
                         None => failure,
                     });
@@ -134,22 +134,22 @@ impl Mpiexec {
                 Err(RecvTimeoutError::Timeout) => interrupt::check()?,
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            if self.begun.elapsed() > LIMIT {
-                return Err(late());
+            if self.started.elapsed() > RUN_TIMEOUT {
+                return Err(timeout_failure());
             }
         }
         match self.child.wait().map_err(Failure::run)? {
             status if status.success() => Ok(text),
             _ => Err(Failure::run(format!(
                 "the MPI benchmark failed: {}",
-                self.last_words()
+                self.log_tail()
                     .unwrap_or_else(|| last_line(&text).to_owned())
             ))),
         }
     }
 
     /// Its standard error, after it has ended.
-    fn last_words(&mut self) -> Option<String> {
+    fn log_tail(&mut self) -> Option<String> {
         self.end();
         let text = self.errors.take()?.join().ok()?;
         Some(first_line(&text)).filter(|line| !line.is_empty())
@@ -168,11 +168,11 @@ impl Drop for Mpiexec {
     }
 }
 
-/// The error of a run that exceeds [`LIMIT`].
-pub fn late() -> Failure {
+/// The error of a run that exceeds [`RUN_TIMEOUT`].
+pub fn timeout_failure() -> Failure {
     Failure::run(format!(
         "the MPI benchmark did not end within {} s",
-        LIMIT.as_secs()
+        RUN_TIMEOUT.as_secs()
     ))
 }
 
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_proxies_words_are_read_as_mpiexec_tells_them() {
+    fn proxy_arguments_are_parsed_from_mpiexecs_output() {
         let line = "HYDRA_LAUNCH: /x/usr/bin/hydra_pmi_proxy --control-port 10.77.0.1:40977 --rmk user --proxy-id 1 \n";
         assert_eq!(
             launch(line).unwrap(),
@@ -217,14 +217,14 @@ mod tests {
     }
 
     /// A shell script in place of mpiexec that has printed two proxy commands.
-    fn told(script: &str) -> (Mpiexec, Sender<Event>, Receiver<Event>) {
+    fn launched(script: &str) -> (Mpiexec, Sender<Event>, Receiver<Event>) {
         let launch = "for i in 0 1; do echo HYDRA_LAUNCH: /x/hydra_pmi_proxy --proxy-id $i; done; echo HYDRA_LAUNCH_END";
         let mut mpiexec = started(&format!("{launch}; {script}"));
         let proxies = mpiexec.proxies(2).unwrap();
         assert_eq!(proxies, [["--proxy-id", "0"], ["--proxy-id", "1"]]);
-        let (said, says) = channel();
-        mpiexec.listen(said.clone());
-        (mpiexec, said, says)
+        let (sender, events) = channel();
+        mpiexec.listen(sender.clone());
+        (mpiexec, sender, events)
     }
 
     fn sentence(failure: Failure) -> String {
@@ -237,45 +237,46 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_over_when_mpiexec_and_all_proxies_have_ended() {
-        let (mut mpiexec, said, says) = told("echo one; echo two");
+    fn a_run_ends_with_mpiexec_and_all_proxies() {
+        let (mut mpiexec, sender, events) = launched("echo one; echo two");
         for _ in 0..2 {
-            said.send(Event::Proxy(Ok(()))).unwrap();
+            sender.send(Event::Proxy(Ok(()))).unwrap();
         }
-        let text = mpiexec.text(&says, 2).unwrap();
+        let text = mpiexec.text(&events, 2).unwrap();
         assert_eq!(text, "one\ntwo\n");
     }
 
     #[test]
-    fn a_rank_that_fails_ends_the_run_with_mpiexecs_word_and_mpiexec() {
-        let (mut mpiexec, said, says) =
-            told("echo 'rank 1 is lost' >&2; echo more >&2; exec sleep 60");
-        said.send(Event::Proxy(Ok(()))).unwrap();
+    fn a_failing_rank_ends_the_run_with_mpiexecs_message() {
+        let (mut mpiexec, sender, events) =
+            launched("echo 'rank 1 is lost' >&2; echo more >&2; exec sleep 60");
+        sender.send(Event::Proxy(Ok(()))).unwrap();
         // Its output is complete before any guest can reply.
         std::thread::sleep(POLL_INTERVAL);
-        said.send(Event::Proxy(Err(Failure::run("status 1"))))
+        sender
+            .send(Event::Proxy(Err(Failure::run("status 1"))))
             .unwrap();
-        let failure = mpiexec.text(&says, 2).unwrap_err();
+        let failure = mpiexec.text(&events, 2).unwrap_err();
         assert_eq!(sentence(failure), "MPI failed: rank 1 is lost");
         assert!(mpiexec.child.try_wait().unwrap().is_some());
     }
 
     #[test]
-    fn a_benchmark_that_fails_is_told_by_its_last_line() {
-        let (mut mpiexec, said, says) = told("echo 'Invalid benchmark name'; echo; exit 3");
+    fn a_failed_benchmark_reports_its_last_line() {
+        let (mut mpiexec, sender, events) = launched("echo 'Invalid benchmark name'; echo; exit 3");
         for _ in 0..2 {
-            said.send(Event::Proxy(Ok(()))).unwrap();
+            sender.send(Event::Proxy(Ok(()))).unwrap();
         }
-        let failure = mpiexec.text(&says, 2).unwrap_err();
-        let wanted = "the MPI benchmark failed: Invalid benchmark name";
-        assert_eq!(sentence(failure), wanted);
+        let failure = mpiexec.text(&events, 2).unwrap_err();
+        let expected = "the MPI benchmark failed: Invalid benchmark name";
+        assert_eq!(sentence(failure), expected);
     }
 
     #[test]
-    fn an_mpiexec_that_cannot_begin_says_why() {
+    fn an_mpiexec_that_cannot_start_reports_why() {
         let mut mpiexec = started("echo 'no such host' >&2; exit 1");
         let failure = mpiexec.proxies(4).unwrap_err();
-        let wanted = "mpiexec did not tell what to start in the guests: no such host";
-        assert_eq!(sentence(failure), wanted);
+        let expected = "mpiexec did not print the commands for the guests: no such host";
+        assert_eq!(sentence(failure), expected);
     }
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::plan::{CREDIT, Cell, Experiment, Setup, VIOLA};
-use crate::harness::result::rows_of;
+use crate::harness::result::read_rows;
 use crate::harness::row::Goal;
 use viola_cli::error::Outcome;
 use viola_report::stats::{figure, ratio};
@@ -109,7 +109,7 @@ fn ping(index: usize, setup: Setup) -> Claim {
 
 /// Table of a result file, in Markdown.
 pub fn table(file: &Path) -> Outcome<String> {
-    let rows = rows_of(file, "papers")?;
+    let rows = read_rows(file, "papers")?;
     let mut table = String::from(
         "| figure | paper: credit to vSlicer | 30 ms | stock | viola | viola to 30 ms | where that is less than the paper's |\n\
          |---|---|---|---|---|---|---|\n",
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_that_end_have_no_ratio() {
+    fn a_loss_of_zero_has_no_ratio() {
         let table = printed(
             r#"{"name": "VoIP, 40 lines, downstream loss, 4 VMs, 2 LSVMs, others 100 %", "ratio": 0.0, "met": true,
                 "sides": {"30 ms slices": {"median": 10.0}, "stock": {"median": 0.0}, "viola": {"median": 0.0}}}"#,
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_result_is_refused() {
+    fn a_file_without_rows_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.json");
         assert!(table(&path).is_err());

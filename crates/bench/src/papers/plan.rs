@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_have_names_of_their_own() {
+    fn row_names_are_unique() {
         let mut names: Vec<String> = Cell::all()
             .iter()
             .flat_map(|c| c.rows())
@@ -375,8 +375,8 @@ mod tests {
             let name = |bytes: &u32| format!("MPI {call}, {}", size(*bytes));
             sizes.iter().map(name).collect::<Vec<_>>()
         };
-        let told: Vec<&str> = Experiment::Mpi.figures().iter().map(|f| f.0).collect();
-        assert_eq!(CALLS.map(of).concat(), told);
+        let figure_names: Vec<&str> = Experiment::Mpi.figures().iter().map(|f| f.0).collect();
+        assert_eq!(CALLS.map(of).concat(), figure_names);
     }
 
     #[test]

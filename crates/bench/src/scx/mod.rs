@@ -192,11 +192,11 @@ pub fn run(options: &Options) -> Outcome {
     };
     // The cells at 2 ns take four times as long and only show the origin of a part of the other times, so they run only
     // by name.
-    let wanted = |cell: &&Cell| match &options.only {
+    let selected = |cell: &&Cell| match &options.only {
         Some(only) => cell.name.contains(only.as_str()),
         None => cell.shift == MAX_SHIFT,
     };
-    let cells: Vec<_> = CELLS.iter().filter(wanted).collect();
+    let cells: Vec<_> = CELLS.iter().filter(selected).collect();
     if cells.is_empty() {
         return Err(Failure::usage(
             "no cell name contains the pattern of --only; try busy, idle, turbo, host or 2 ns",
@@ -213,9 +213,12 @@ pub fn run(options: &Options) -> Outcome {
         cell.sides.iter().copied().filter(is_there).collect()
     };
     let of = |cell: &&Cell| each(cell) * sides(cell).len() as u32;
-    let whole = (BOOT_TIME * 2 + cells.iter().map(of).sum::<Duration>()) * rounds as u32;
-    let mut progress = Progress::new(whole);
-    progress.say(&format!("scx: {rounds} rounds, about {}", clock(whole)));
+    let total_time = (BOOT_TIME * 2 + cells.iter().map(of).sum::<Duration>()) * rounds as u32;
+    let mut progress = Progress::new(total_time);
+    progress.say(&format!(
+        "scx: {rounds} rounds, about {}",
+        clock(total_time)
+    ));
     let (mut found, mut kernel) = (Measurements::new(), String::new());
     let shifts =
         [MAX_SHIFT, FAST].map(|shift| (shift, cells.iter().filter(move |c| c.shift == shift)));
@@ -244,8 +247,8 @@ pub fn run(options: &Options) -> Outcome {
             );
             let output = host.exec(&words, CELL_TIMEOUT).map_err(failed)?;
             let reading = Reading::parse(&output.stdout).ok_or_else(|| {
-                let said = format!("{}{}", output.stdout, output.stderr);
-                Failure::run(format!("{name}, {side}: {said}"))
+                let log_text = format!("{}{}", output.stdout, output.stderr);
+                Failure::run(format!("{name}, {side}: {log_text}"))
             })?;
             found.entry((name, side)).or_default().push(reading);
             Ok(())
@@ -423,7 +426,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reading_is_the_last_line_and_one_whose_scheduler_ended_is_none() {
+    fn a_reading_is_the_last_line_of_a_run_whose_scheduler_survived() {
         let text = "pids 1 2\n{\"answer_p50_us\":1.5,\"answer_p99_us\":2.0,\"shares_percent\":[25.0,75.0],\"ended\":[]}\n";
         let reading = Reading::parse(text).unwrap();
         assert_eq!((reading.p50_us, reading.p99_us), (1.5, 2.0));

@@ -46,10 +46,10 @@ type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 /// Runs a subcommand; `words` are the arguments after `stand`.
 pub fn stand(words: &[String]) -> viola_cli::error::Outcome {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    carry_out(&words).map_err(|e| viola_cli::error::Failure::run(chain(e.as_ref())))
+    run_words(&words).map_err(|e| viola_cli::error::Failure::run(chain(e.as_ref())))
 }
 
-fn carry_out(words: &[&str]) -> Outcome {
+fn run_words(words: &[&str]) -> Outcome {
     match words {
         ["work", kind, path, threads] => work(kind, Path::new(path), threads.parse()?),
         ["probe"] => {
@@ -73,7 +73,9 @@ fn carry_out(words: &[&str]) -> Outcome {
             Ok(())
         }
         ["vm", vcpus, work, sleep, "-name", _] => vm(vcpus.parse()?, work.parse()?, sleep.parse()?),
-        ["hold", program, file] => Other::start(Path::new(program))?.stay(Path::new(file)),
+        ["hold", program, file] => {
+            Other::start(Path::new(program))?.hold_until_removed(Path::new(file))
+        }
         ["eject", cpu] => eject(cpu.parse()?),
         ["run", mechanism, cpu, seconds, vms @ ..] if !vms.is_empty() => {
             run(mechanism, cpu, seconds.parse()?, vms)
@@ -162,9 +164,9 @@ fn ask(to: &Path, until: Instant) -> Outcome<Vec<u64>> {
             != 16
             || answer[..8] != ask.to_ne_bytes()
         {}
-        let mut taken = [0; 8];
-        taken.copy_from_slice(&answer[8..]);
-        trips.push(u64::from_ne_bytes(taken).saturating_sub(begin));
+        let mut timestamp = [0; 8];
+        timestamp.copy_from_slice(&answer[8..]);
+        trips.push(u64::from_ne_bytes(timestamp).saturating_sub(begin));
     }
     let _ = std::fs::remove_file(&me);
     Ok(trips)
@@ -238,7 +240,7 @@ fn run(mechanism: &str, cpus: &str, seconds: f64, specs: &[&str]) -> Outcome {
         used.apply(&plan, &vms, meter.as_mut().and_then(Meter::acct))?;
     }
     std::thread::sleep(Duration::from_millis(500));
-    let before: Vec<(u64, u64)> = stands.iter().map(StandIn::ran).collect();
+    let before: Vec<(u64, u64)> = stands.iter().map(StandIn::cpu_times).collect();
     let begin = Instant::now();
     let until = begin + Duration::from_secs_f64(seconds);
     let mut trips = if stands[0].answers {
@@ -251,7 +253,7 @@ fn run(mechanism: &str, cpus: &str, seconds: f64, specs: &[&str]) -> Outcome {
     let percent = |ns: u64| 100.0 * ns as f64 / span;
     let (mut shares, mut first) = (Vec::new(), Vec::new());
     for (stand, (all, one)) in stands.iter().zip(before) {
-        let now = stand.ran();
+        let now = stand.cpu_times();
         shares.push(percent(now.0 - all));
         first.push(percent(now.1 - one));
     }

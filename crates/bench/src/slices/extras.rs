@@ -8,7 +8,7 @@ use viola_lab::load::{self, UdpFlood};
 
 use super::first::{self, LatePing};
 use super::plan::{Extra, State};
-use crate::harness::cell::{self, Reading, Times, fair, points_from};
+use crate::harness::cell::{self, Reading, Times, fair_shares, points_from};
 use crate::harness::cpu::{CpuSample, ThreadSampler};
 use crate::harness::guests::{Guests, WEB};
 use crate::harness::row::{Goal, Row};
@@ -100,14 +100,16 @@ impl Measurements {
                 Row::new(name(what), unit).side(VIOLA, self.of(extra).filter_map(figure))
             };
             let equal = [None; 4];
-            let wanted = match extra {
-                Extra::Weights => fair(&[2.0, 1.0, 1.0, 1.0], &equal),
-                Extra::Cap => fair(&[1.0; 4], &[None, Some(f64::from(CAP) / 100.0), None, None]),
-                _ => fair(&[1.0; 4], &equal),
+            let expected = match extra {
+                Extra::Weights => fair_shares(&[2.0, 1.0, 1.0, 1.0], &equal),
+                Extra::Cap => {
+                    fair_shares(&[1.0; 4], &[None, Some(f64::from(CAP) / 100.0), None, None])
+                }
+                _ => fair_shares(&[1.0; 4], &equal),
             };
             rows.push(
                 row("largest distance from a fair share", "points", &|r| {
-                    Some(points_from(&wanted, &r.shares))
+                    Some(points_from(&expected, &r.shares))
                 })
                 .goal(Goal::FigureAtMost(1.0), VIOLA),
             );
@@ -182,9 +184,9 @@ fn quiet(
 ) -> Outcome<Reading> {
     let pids = guests.pids();
     std::thread::sleep(Duration::from_millis(500));
-    let (before, tree, controller, begun) = (
+    let (before, tree, controller, started) = (
         sampler.vms(&pids)?,
-        active.look(),
+        active.sample(),
         active.controller_ns()?,
         Instant::now(),
     );
@@ -192,8 +194,8 @@ fn quiet(
     let ns = active.controller_ns()?.saturating_sub(controller);
     let used = |now: Option<CpuSample>| Some(now?.since(&tree?).iter().map(|u| u.share).sum());
     Ok(Reading {
-        controller: ns as f64 / 1e9 / begun.elapsed().as_secs_f64(),
-        viola: used(active.look()).unwrap_or_default(),
+        controller: ns as f64 / 1e9 / started.elapsed().as_secs_f64(),
+        viola: used(active.sample()).unwrap_or_default(),
         switches_per_s: sampler
             .vms(&pids)?
             .since(&before)
@@ -209,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_held_against_weights_and_caps() {
+    fn shares_are_compared_with_weights_and_caps() {
         let reading = |shares: [f64; 4]| Reading {
             shares: shares.to_vec(),
             ..Reading::default()

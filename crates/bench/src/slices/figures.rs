@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::plan::{Group, MICROSLICES, Plan, State};
-use crate::harness::cell::{Reading, fair, points_from};
+use crate::harness::cell::{Reading, fair_shares, points_from};
 use crate::harness::row::{Goal, Row};
 use crate::harness::side::{Side, slice};
 
@@ -153,7 +153,8 @@ impl Readings {
         if state == State::Busy {
             rows.push(
                 row("largest distance from a fair share", "points", |r| {
-                    let equal = fair(&vec![1.0; r.shares.len()], &vec![None; r.shares.len()]);
+                    let equal =
+                        fair_shares(&vec![1.0; r.shares.len()], &vec![None; r.shares.len()]);
                     Some(points_from(&equal, &r.shares))
                 })
                 .goal(Goal::FigureAtMost(1.0), VIOLA),
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_lsvm_is_held_against_stock_and_the_papers_slices() {
+    fn a_busy_lsvm_is_compared_with_stock_and_30_ms_slices() {
         let rows = rows();
         let p50 = find(&rows, "ping p50, LSVM busy, 4 VMs, others 100 %, 0.3 ms");
         assert_eq!(
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_lsvm_is_held_against_being_alone() {
+    fn an_idle_lsvm_is_compared_with_running_alone() {
         let rows = rows();
         let row = find(
             &rows,
@@ -250,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_others_keep_their_throughput_and_everybody_his_share() {
+    fn goals_check_the_others_throughput_and_all_shares() {
         let rows = rows();
         let batch = find(
             &rows,
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_has_no_verdict() {
+    fn rows_without_data_have_no_verdict() {
         let row = rows()
             .into_iter()
             .find(|r| r.name.starts_with("ping p50, LSVM busy") && r.name.ends_with("0.1 ms"));

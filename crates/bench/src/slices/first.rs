@@ -32,7 +32,7 @@ pub struct LatePing {
     /// Round trip, ms; `None` without a reply.
     pub ms: Option<f64>,
     /// Threads that had the core meanwhile, with their time in ms, longest first.
-    pub ran: Vec<(String, f64)>,
+    pub core_users: Vec<(String, f64)>,
 }
 
 impl LatePing {
@@ -41,18 +41,21 @@ impl LatePing {
         let rtt = self
             .ms
             .map_or("no answer".into(), |ms| format!("{} ms", figure(ms)));
-        let ran: Vec<String> = self
-            .ran
+        let core_users: Vec<String> = self
+            .core_users
             .iter()
             .take(MAX_NAMED_THREADS)
             .map(|(who, ms)| format!("{who} {} ms", figure(*ms)))
             .collect();
-        let ran = if ran.is_empty() {
+        let core_users = if core_users.is_empty() {
             "no trace".into()
         } else {
-            ran.join(", ")
+            core_users.join(", ")
         };
-        format!("{rtt} at {:.2} s (on the core meanwhile: {ran})", self.at_s)
+        format!(
+            "{rtt} at {:.2} s (on the core meanwhile: {core_users})",
+            self.at_s
+        )
     }
 }
 
@@ -84,7 +87,7 @@ pub fn pings(
             .unwrap_or_default()
     };
     let late = late?.into_iter().map(|(mut late, from, to)| {
-        late.ran = ran(&record.switches, from, to, name);
+        late.core_users = core_users(&record.switches, from, to, name);
         late
     });
     Ok(late.collect())
@@ -97,7 +100,7 @@ fn send(
     count: usize,
     seed: u64,
 ) -> Outcome<Vec<(LatePing, u64, u64)>> {
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut late = Vec::new();
     let mut random = seed | 1;
     for number in 0..count {
@@ -116,7 +119,7 @@ fn send(
             client,
             ..Ping::default()
         };
-        let (at_s, from) = (begun.elapsed().as_secs_f64(), monotonic());
+        let (at_s, from) = (started.elapsed().as_secs_f64(), monotonic());
         let found = load::ping(&guests.lab, web, &one).map_err(lab_failure)?;
         let ms = found.us.first().map(|us| us / 1e3);
         if ms.is_none_or(|ms| ms > LATE_PING_MS) {
@@ -124,7 +127,7 @@ fn send(
                 LatePing {
                     at_s,
                     ms,
-                    ran: Vec::new(),
+                    core_users: Vec::new(),
                 },
                 from,
                 monotonic(),
@@ -182,7 +185,7 @@ fn comm(tid: i32) -> String {
 }
 
 /// Threads that had the core in a span of time, longest first.
-fn ran(
+fn core_users(
     switches: &[Switch],
     from: u64,
     to: u64,
@@ -210,9 +213,9 @@ pub fn row(state: &str, count: usize, slice: &str, late: &[LatePing]) -> Row {
     let row = Row::new(name, "pings")
         .side("viola", [late.len() as f64])
         .goal(Goal::FigureAtMost(1.0), "viola");
-    let said: Vec<String> = late.iter().take(DESCRIBED).map(LatePing::text).collect();
+    let texts: Vec<String> = late.iter().take(DESCRIBED).map(LatePing::text).collect();
     Row {
-        why: (!said.is_empty()).then(|| said.join("; ")),
+        why: (!texts.is_empty()).then(|| texts.join("; ")),
         ..row
     }
 }
@@ -230,22 +233,22 @@ mod tests {
     }
 
     #[test]
-    fn only_what_ran_while_the_ping_was_under_way_counts() {
+    fn only_threads_that_ran_during_the_ping_count() {
         let switches = [at(0, 1), at(10, 2), at(16, 1), at(18, 0), at(30, 2)];
-        let ran = ran(&switches, 12_000_000, 20_000_000, |tid| format!("t{tid}"));
+        let core_users = core_users(&switches, 12_000_000, 20_000_000, |tid| format!("t{tid}"));
         let expected = [("t2", 4.0), ("t1", 2.0), ("t0", 2.0)].map(|(n, ms)| (n.to_owned(), ms));
-        assert_eq!(ran[0], expected[0]);
-        assert_eq!(ran.len(), 3);
-        assert!((ran.iter().map(|r| r.1).sum::<f64>() - 8.0).abs() < 1e-9);
+        assert_eq!(core_users[0], expected[0]);
+        assert_eq!(core_users.len(), 3);
+        assert!((core_users.iter().map(|r| r.1).sum::<f64>() - 8.0).abs() < 1e-9);
     }
 
     #[test]
-    fn without_a_trace_nobody_is_named() {
-        assert!(ran(&[], 0, 10, |_| String::new()).is_empty());
+    fn without_a_trace_no_thread_is_named() {
+        assert!(core_users(&[], 0, 10, |_| String::new()).is_empty());
         let late = LatePing {
             at_s: 1.5,
             ms: Some(7.25),
-            ran: Vec::new(),
+            core_users: Vec::new(),
         };
         let row = row("LSVM busy", 10, "0.3 ms", &[late]);
         assert_eq!(row.met, Some(true));
@@ -256,11 +259,11 @@ mod tests {
     }
 
     #[test]
-    fn two_late_pings_are_one_too_many() {
+    fn two_late_pings_miss_the_goal() {
         let late = LatePing {
             at_s: 0.0,
             ms: None,
-            ran: vec![("ksoftirqd/1".into(), 6.0)],
+            core_users: vec![("ksoftirqd/1".into(), 6.0)],
         };
         let row = row("LSVM idle", 10_000, "0.3 ms", &[late.clone(), late]);
         assert_eq!(row.met, Some(false));

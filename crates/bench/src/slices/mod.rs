@@ -66,7 +66,7 @@ pub fn run(options: &Options) -> Outcome {
     drop(bench);
     results.write(&path)?;
     table::print(&row::table(&results.rows).text())?;
-    table::print(&results.verdict(&path, "why-slices.toml"))
+    table::print(&results.summary(&path, "why-slices.toml"))
 }
 
 struct Bench {

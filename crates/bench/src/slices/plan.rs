@@ -141,18 +141,18 @@ pub struct Plan {
 impl Plan {
     /// The full plan, or the cells whose name contains `only`.
     pub fn new(rounds: usize, quick: bool, only: Option<&str>) -> Self {
-        let wanted =
+        let selected =
             |name: &str| only.is_none_or(|only| name.to_lowercase().contains(&only.to_lowercase()));
         let groups = GROUPS.iter().map(|group| {
             let states = [State::Busy, State::Idle];
-            let named = |s: &State| wanted(&format!("{}, {}", s.name(), group.name()));
+            let named = |s: &State| selected(&format!("{}, {}", s.name(), group.name()));
             (*group, states.into_iter().filter(named).collect::<Vec<_>>())
         });
         Self {
             rounds,
             times: if quick { QUICK } else { FULL },
             groups: groups.filter(|(_, states)| !states.is_empty()).collect(),
-            extras: EXTRAS.into_iter().filter(|e| wanted(e.name())).collect(),
+            extras: EXTRAS.into_iter().filter(|e| selected(e.name())).collect(),
             pings: if quick { 2000 } else { 10_000 },
         }
     }
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_leaves_what_has_it_in_its_name() {
+    fn a_pattern_selects_cells_by_name() {
         let plan = Plan::new(5, false, Some("lsvm busy, 4 vms, others 100"));
         assert_eq!(plan.groups, [(GROUPS[0], vec![State::Busy])]);
         assert!(plan.extras.is_empty() && !plan.is_whole() && !plan.alone(4));

@@ -10,7 +10,7 @@ use viola_cli::error::Outcome;
 /// among four guests with slices of 4 ms.
 const CONFIG: &str = "[turbo]\\ncpu = 0\\nbandwidth_mbit = 1000\\ndelay_ms = 16\\nheadroom = 4\\ndefault_buffers = true\\n";
 /// The resulting receive buffer, bytes.
-const BUFFER: u32 = 8_000_000;
+const BUFFER_BYTES: u32 = 8_000_000;
 
 /// Starts the agent and waits until its settings are active.
 ///
@@ -46,7 +46,7 @@ pub fn stop(guest: &Guest) -> Outcome {
 pub fn buffers(guest: &Guest) -> Outcome {
     let script = format!(
         "cd /proc/sys/net; cat core/rmem_default core/rmem_max ipv4/tcp_rmem >/run/bench-buffers
-        echo {BUFFER} >core/rmem_max; echo {BUFFER} >core/rmem_default; echo 4096 {BUFFER} {BUFFER} >ipv4/tcp_rmem"
+        echo {BUFFER_BYTES} >core/rmem_max; echo {BUFFER_BYTES} >core/rmem_default; echo 4096 {BUFFER_BYTES} {BUFFER_BYTES} >ipv4/tcp_rmem"
     );
     shell(guest, &script).map(drop)
 }

@@ -24,7 +24,7 @@ use viola_report::stats::Sorted;
 /// Name of the guest that does I/O.
 const IO: &str = "io";
 /// Memory of that guest, MiB; it also holds a database.
-const MEMORY: u32 = 192;
+const MEMORY_MIB: u32 = 192;
 /// Packets per second of the floods.
 pub(super) const RATES: [u32; 3] = [5_000, 20_000, 50_000];
 /// Upper bound on requests; no cell has time for more.
@@ -86,18 +86,18 @@ pub struct TestBed {
 impl TestBed {
     /// Boots the guests on `core`. The caller keeps its own process off it (see
     /// [`crate::harness::guests::split_cores`]).
-    pub(super) fn boot(core: usize, times: &Times, parts: &Measures) -> Outcome<Self> {
+    pub(super) fn boot(core: usize, times: &Times, measures: &Measures) -> Outcome<Self> {
         let allowed = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
         let load_core = (0..rustix::thread::CpuSet::MAX_CPU)
             .find(|c| *c != core && allowed.is_set(*c))
             .unwrap_or(0);
         let folder = Folder::new(format!("/dev/shm/viola-bench.{}", std::process::id()).into())?;
-        let has_files = parts.0.iter().any(|part| part.is_of_files());
+        let has_files = measures.0.iter().any(|kind| kind.is_of_files());
         if has_files {
             files::image(&folder.0.join("files.img"), times.file)?;
         }
         let paths = Paths::find_from([Path::new(".")]).map_err(lab_failure)?;
-        let has_calendar = parts.has(Measure::Calendar);
+        let has_calendar = measures.has(Measure::Calendar);
         if has_calendar {
             calendar::disk(&folder.0.join("calendar.img"), &paths.image)?;
         }
@@ -113,7 +113,7 @@ impl TestBed {
             ));
             text.push_str(&if name == IO {
                 format!(
-                    "memory = \"{MEMORY}M\"\ndisks = [{disks}]\n\
+                    "memory = \"{MEMORY_MIB}M\"\ndisks = [{disks}]\n\
                      workloads = [{{ kind = \"nginx\" }}, {{ kind = \"echo\" }}, {{ kind = \"sink\" }}]\n"
                 )
             } else {
@@ -216,7 +216,7 @@ impl TestBed {
         &mut self,
         setting: Comparison,
         times: &Times,
-        parts: &Measures,
+        measures: &Measures,
         seed: u64,
     ) -> Outcome<Reading> {
         self.set_up(setting, false)?;
@@ -238,7 +238,7 @@ impl TestBed {
         };
         let active = Active::start(side, &Settings::equal(self.core, IO), &self.lab)?;
         std::thread::sleep(SETTLE_TIME);
-        let read = self.read(&active, times, parts, seed, setting != Comparison::Alone);
+        let read = self.read(&active, times, measures, seed, setting != Comparison::Alone);
         active.stop()?;
         drop(groups);
         self.allow(&[self.core])?;
@@ -250,45 +250,45 @@ impl TestBed {
         &mut self,
         active: &Active,
         times: &Times,
-        parts: &Measures,
+        measures: &Measures,
         seed: u64,
         others: bool,
     ) -> Outcome<Reading> {
         let pids: Vec<u32> = self.lab.guests().iter().map(Guest::pid).collect();
-        let (before, controller, begun) = (
+        let (before, controller, started) = (
             self.sampler.vms(&pids)?,
             active.controller_ns()?,
             Instant::now(),
         );
         let work = others.then(|| self.work()).transpose()?;
         let mut reading = Reading::default();
-        self.answers(&mut reading, times, parts, seed)?;
+        self.answers(&mut reading, times, measures, seed)?;
         for (k, rate) in RATES.into_iter().enumerate() {
-            if parts.has(Measure::Udp(k)) {
+            if measures.has(Measure::Udp(k)) {
                 reading.udp[k] = Some(self.flood(rate, times.bulk)?);
             }
         }
-        if parts.has(Measure::Tcp) {
+        if measures.has(Measure::Tcp) {
             let (rate, waits) = self.stream(times.stream, None)?;
             (reading.tcp, reading.tcp_waits) = (Some(rate), Some(waits));
         }
-        if parts.has(Measure::TcpGigabit) {
+        if measures.has(Measure::TcpGigabit) {
             reading.tcp_gigabit = Some(self.stream(times.stream, Some(GIGABIT))?.0);
         }
-        if parts.has(Measure::Write) {
+        if measures.has(Measure::Write) {
             reading.disk = Some(self.write(times.disk)?);
         }
-        if parts.has(Measure::Read) {
+        if measures.has(Measure::Read) {
             reading.read = Some(self.read_disk(times.disk)?);
         }
         if let Some(files) = &self.files {
             let io = self.io();
-            for (part, figure) in [Measure::Scp, Measure::NfsWrite, Measure::NfsRead]
+            for (kind, figure) in [Measure::Scp, Measure::NfsWrite, Measure::NfsRead]
                 .into_iter()
                 .zip(&mut reading.files)
             {
-                *figure = match part {
-                    _ if !parts.has(part) => None,
+                *figure = match kind {
+                    _ if !measures.has(kind) => None,
                     Measure::Scp => Some(files.scp(&self.lab, io)?),
                     Measure::NfsWrite => Some(files.nfs_write(&self.lab, io)?),
                     _ => Some(files.nfs_read(&self.lab, io)?),
@@ -298,7 +298,7 @@ impl TestBed {
         if let Some(calendar) = &self.calendar {
             reading.web = Some(calendar.measure(&self.lab, times.web, seed)?);
         }
-        let seconds = begun.elapsed().as_secs_f64();
+        let seconds = started.elapsed().as_secs_f64();
         let ns = active.controller_ns()?.saturating_sub(controller);
         reading.controller = ns as f64 / 1e9 / seconds;
         if let Some(before) = work {
@@ -313,7 +313,7 @@ impl TestBed {
         &self,
         reading: &mut Reading,
         times: &Times,
-        parts: &Measures,
+        measures: &Measures,
         seed: u64,
     ) -> Outcome {
         let to = self.address()?;
@@ -330,7 +330,7 @@ impl TestBed {
             client,
             ..Ping::default()
         };
-        if parts.has(Measure::Ping) {
+        if measures.has(Measure::Ping) {
             reading.ping = ms(&load::ping(&self.lab, to, &pings).map_err(lab_failure)?.us);
         }
         let http = Http {
@@ -340,7 +340,7 @@ impl TestBed {
             client,
             ..Http::default()
         };
-        if parts.has(Measure::Connect) {
+        if measures.has(Measure::Connect) {
             let found = load::http(&self.lab, to, &http).map_err(lab_failure)?;
             if let Some(why) = found.first_failure {
                 return Err(Failure::run(format!(
@@ -356,7 +356,7 @@ impl TestBed {
             client,
             ..TcpRr::default()
         };
-        if parts.has(Measure::RoundTrips) {
+        if measures.has(Measure::RoundTrips) {
             let found = load::tcp_rr(&self.lab, to, &rr).map_err(lab_failure)?;
             reading.rr = ms(&found.us);
             reading.rr_per_s = Some(found.rate());
@@ -370,7 +370,7 @@ impl TestBed {
     }
 
     /// A client at normal priority on the load's core, so that it cannot block a turbo vCPU there.
-    fn ordinary(&self) -> Client {
+    fn normal_client(&self) -> Client {
         Client {
             core: Some(self.load_core),
             ..Client::default()
@@ -383,7 +383,7 @@ impl TestBed {
         let flood = UdpFlood {
             rate,
             time,
-            client: self.ordinary(),
+            client: self.normal_client(),
             ..UdpFlood::default()
         };
         let sent = load::udp_flood(&self.lab, self.address()?, &flood).map_err(lab_failure)?;
@@ -395,11 +395,11 @@ impl TestBed {
     /// MB/s; percent of the time with a full window; retransmissions per MB.
     fn stream(&self, time: Duration, pace: Option<u32>) -> Outcome<(f64, (f64, f64))> {
         let before = self.io().stat("sink").map_err(lab_failure)?.bytes;
-        let begun = Instant::now();
+        let started = Instant::now();
         let bulk = TcpBulk {
             time,
             pace,
-            client: self.ordinary(),
+            client: self.normal_client(),
             ..TcpBulk::default()
         };
         let sent = load::tcp_stream(&self.lab, self.address()?, &bulk).map_err(lab_failure)?;
@@ -407,7 +407,7 @@ impl TestBed {
         let mb = after.saturating_sub(before) as f64 / 1e6;
         let again = f64::from(sent.retransmits) / mb.max(1e-3);
         Ok((
-            mb / begun.elapsed().as_secs_f64(),
+            mb / started.elapsed().as_secs_f64(),
             (sent.window_full * 100.0, again),
         ))
     }
@@ -427,9 +427,9 @@ impl TestBed {
         let line = format!(
             "read a x </proc/uptime; dd {what} bs=1M count={mib} 2>/dev/null; read b x </proc/uptime; echo $a $b"
         );
-        let said = self.shell(&line)?;
-        let seconds =
-            seconds_of(&said).ok_or_else(|| Failure::run(format!("in guest {IO}: {said}")))?;
+        let output_text = self.shell(&line)?;
+        let seconds = seconds_of(&output_text)
+            .ok_or_else(|| Failure::run(format!("in guest {IO}: {output_text}")))?;
         Ok(f64::from(mib) * 1.048_576 / seconds.max(0.01))
     }
 
@@ -451,8 +451,8 @@ impl TestBed {
 }
 
 /// Parses the time between two uptimes of the guest, in hundredths of a second.
-fn seconds_of(said: &str) -> Option<f64> {
-    let (before, after) = said.trim().split_once(' ')?;
+fn seconds_of(output_text: &str) -> Option<f64> {
+    let (before, after) = output_text.trim().split_once(' ')?;
     Some(after.parse::<f64>().ok()? - before.parse::<f64>().ok()?)
 }
 

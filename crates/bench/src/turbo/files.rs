@@ -81,14 +81,14 @@ pub fn image(path: &Path, mib: u32) -> Outcome {
     // An NFS client must name a folder below the root.
     fs::create_dir_all(tree.join("files")).map_err(failed)?;
     fs::write(tree.join("files/served"), bytes(mib)).map_err(failed)?;
-    let made = tool::output(
+    let result = tool::output(
         Command::new("/usr/sbin/mkfs.ext4")
             .args(["-q", "-b", "4096", "-d"])
             .args([tree.as_path(), path])
             .arg(format!("{DISK}M")),
     );
     fs::remove_dir_all(&tree).map_err(failed)?;
-    made.map(drop)
+    result.map(drop)
 }
 
 /// This many MiB of varying bytes.
@@ -147,7 +147,7 @@ impl Files {
         let [a, b, c, _] = address.octets();
         let peer = Ipv4Addr::new(a, b, c, 1).to_string();
         shell(guest, &SERVERS.replace("PEER", &peer))?;
-        let begun = Instant::now();
+        let started = Instant::now();
         let file = at("sent");
         fs::write(&file, bytes(mib)).map_err(failed)?;
         let control = at("ssh");
@@ -161,7 +161,7 @@ impl Files {
             master: None,
         };
         files.connect(lab, guest)?;
-        std::thread::sleep(NFS_GRACE_PERIOD.saturating_sub(begun.elapsed()));
+        std::thread::sleep(NFS_GRACE_PERIOD.saturating_sub(started.elapsed()));
         Ok(files)
     }
 
@@ -173,7 +173,7 @@ impl Files {
     pub fn connect(&mut self, lab: &Lab, guest: &Guest) -> Outcome {
         self.disconnect();
         shell(guest, SSHD)?;
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut ssh = Command::new("ssh");
         ssh.args(["-q", "-N", "-M", "-S"])
             .arg(&self.control)
@@ -188,17 +188,17 @@ impl Files {
             // A client that connected before the server listened has ended.
             let ended = |master: &mut Child| !matches!(master.try_wait(), Ok(None));
             if self.master.as_mut().is_none_or(ended) {
-                let started = lab.in_netns(|| ssh.spawn()).map_err(lab_failure)?;
-                let master = started
+                let spawned = lab.in_netns(|| ssh.spawn()).map_err(lab_failure)?;
+                let master = spawned
                     .map_err(|e| Failure::run(format!("ssh: {e}: run scripts/setup.sh --bench")))?;
                 self.master = Some(master);
             }
-            if begun.elapsed() > READY_TIMEOUT {
-                let said = shell(guest, "tail -n 3 /run/ssh/log")?.stdout;
+            if started.elapsed() > READY_TIMEOUT {
+                let output_text = shell(guest, "tail -n 3 /run/ssh/log")?.stdout;
                 return Err(Failure::run(format!(
                     "guest {} accepts no ssh connection: {}",
                     guest.name(),
-                    said.trim()
+                    output_text.trim()
                 )));
             }
             std::thread::sleep(Duration::from_millis(100));
@@ -240,7 +240,7 @@ impl Files {
     }
 
     fn nfs_cp(&self) -> Command {
-        tool::of_image(&self.image, "bin/nfs-cp")
+        tool::image_program(&self.image, "bin/nfs-cp")
     }
 
     fn url(&self, name: &str) -> String {
@@ -250,23 +250,23 @@ impl Files {
     /// Runs a client and checks that the file is complete in the guest. Then it flushes dirty pages before the next
     /// measurement.
     fn timed(&self, lab: &Lab, guest: &Guest, client: &mut Command, name: &str) -> Outcome<f64> {
-        let begun = Instant::now();
+        let started = Instant::now();
         lab.in_netns(|| tool::output(client))
             .map_err(lab_failure)??;
-        let seconds = begun.elapsed().as_secs_f64();
+        let seconds = started.elapsed().as_secs_f64();
         let size = shell(
             guest,
             &format!("sync; cd /mnt/files; stat -c %s {name}; [ {name} = served ] || rm {name}"),
         )?;
-        let wanted = u64::from(self.mib) << 20;
-        if size.stdout.trim().parse() != Ok(wanted) {
+        let expected = u64::from(self.mib) << 20;
+        if size.stdout.trim().parse() != Ok(expected) {
             return Err(Failure::run(format!(
-                "in guest {}: {name} has {} bytes instead of {wanted}",
+                "in guest {}: {name} has {} bytes instead of {expected}",
                 guest.name(),
                 size.stdout.trim()
             )));
         }
-        Ok(wanted as f64 / 1e6 / seconds.max(0.001))
+        Ok(expected as f64 / 1e6 / seconds.max(0.001))
     }
 }
 
@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_is_as_long_as_it_says_and_not_all_alike() {
+    fn the_sent_file_has_its_size_and_varying_bytes() {
         let sent = bytes(1);
         assert_eq!(sent.len(), 1 << 20);
         assert_ne!(sent[8..16], sent[16..24]);

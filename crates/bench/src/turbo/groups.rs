@@ -21,7 +21,7 @@ pub struct Groups {
     /// File of the root group, and the file of a group, that accepts threads.
     threads: &'static str,
     root: PathBuf,
-    made: Vec<PathBuf>,
+    created: Vec<PathBuf>,
 }
 
 impl Groups {
@@ -42,7 +42,7 @@ impl Groups {
                 "cgroup.threads"
             },
             root: root.into(),
-            made: Vec::new(),
+            created: Vec::new(),
         })
     }
 
@@ -61,7 +61,7 @@ impl Groups {
                 let cpus: CpuSet = u32::try_from(core).ok().into_iter().collect();
                 for tid in threads.filter(|tid| (*tid == vm.pid) == (core == first)) {
                     let _ = attrs::set_affinity(tid, &cpus).map_err(Failure::run)?;
-                    groups.take(tid, &group);
+                    groups.add_thread(tid, &group);
                 }
             }
         }
@@ -90,7 +90,7 @@ impl Groups {
             )?;
         }
         for thread in find(&scan()?, guest)?.threads() {
-            groups.take(thread.tid, &group);
+            groups.add_thread(thread.tid, &group);
         }
         Ok(groups)
     }
@@ -101,7 +101,7 @@ impl Groups {
         let group = self.root.join(name);
         fs::create_dir_all(&group)
             .map_err(|e| Failure::run(format!("{}: {e}", group.display())))?;
-        self.made.push(group.clone());
+        self.created.push(group.clone());
         if self.threads == "cgroup.threads" {
             write(&group.join("cgroup.type"), "threaded")?;
         }
@@ -109,7 +109,7 @@ impl Groups {
     }
 
     /// Ignores a thread that has ended. New threads join the group of their creator.
-    fn take(&self, tid: Tid, group: &Path) {
+    fn add_thread(&self, tid: Tid, group: &Path) {
         let _ = fs::write(group.join(self.threads), tid.to_string());
     }
 }
@@ -131,7 +131,7 @@ fn write(path: &Path, text: &str) -> Outcome {
 impl Drop for Groups {
     fn drop(&mut self) {
         let root = self.root.join(self.threads);
-        for group in &self.made {
+        for group in &self.created {
             // New threads join the group of their creator.
             for _ in 0..100 {
                 let text = fs::read_to_string(group.join(self.threads)).unwrap_or_default();

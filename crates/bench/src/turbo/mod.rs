@@ -60,8 +60,8 @@ impl Times {
     }
 
     /// Duration of a cell, including setup and teardown of each part.
-    fn cell(self, parts: &Measures) -> Duration {
-        let each = parts.0.iter().map(|part| match part {
+    fn cell(self, measures: &Measures) -> Duration {
+        let each = measures.0.iter().map(|kind| match kind {
             Measure::Ping | Measure::Connect | Measure::RoundTrips => self.answers,
             Measure::Udp(_) | Measure::Read => self.bulk,
             Measure::Tcp | Measure::TcpGigabit => self.stream,
@@ -148,14 +148,14 @@ impl Measures {
     /// All measures, or those whose name contains one of the patterns (separated by `, ` or `,`).
     fn of(only: Option<&str>) -> Self {
         let only = only.map(str::to_lowercase);
-        let has = |part: &Measure, word: &str| part.name().to_lowercase().contains(word.trim());
-        let wanted = |part: &Measure| match &only {
+        let has = |kind: &Measure, word: &str| kind.name().to_lowercase().contains(word.trim());
+        let selected = |kind: &Measure| match &only {
             None => true,
             // Numbers contain commas too.
-            Some(whole) if Measure::ALL.iter().any(|part| has(part, whole)) => has(part, whole),
-            Some(words) => words.split(',').any(|word| has(part, word)),
+            Some(whole) if Measure::ALL.iter().any(|kind| has(kind, whole)) => has(kind, whole),
+            Some(words) => words.split(',').any(|word| has(kind, word)),
         };
-        Self(Measure::ALL.into_iter().filter(wanted).collect())
+        Self(Measure::ALL.into_iter().filter(selected).collect())
     }
 
     fn is_empty(&self) -> bool {
@@ -167,13 +167,13 @@ impl Measures {
     }
 
     /// The measures that need no host programs.
-    fn plain() -> Self {
-        let plain = Measure::ALL.into_iter().filter(|part| !part.has_tools());
-        Self(plain.collect())
+    fn without_host_tools() -> Self {
+        let without_host_tools = Measure::ALL.into_iter().filter(|kind| !kind.has_tools());
+        Self(without_host_tools.collect())
     }
 
-    fn has(&self, part: Measure) -> bool {
-        self.0.contains(&part)
+    fn has(&self, kind: Measure) -> bool {
+        self.0.contains(&kind)
     }
 }
 
@@ -206,7 +206,7 @@ impl Comparison {
         Self::Alone,
     ];
     /// The sides of a quick run.
-    const FEW: [Self; 3] = [Self::Stock, Self::Credit, Self::Turbo];
+    const QUICK_SIDES: [Self; 3] = [Self::Stock, Self::Credit, Self::Turbo];
 
     /// Name in tables.
     const fn name(self) -> &'static str {
@@ -233,8 +233,8 @@ impl Comparison {
 
 /// Runs the benchmark, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
-    let parts = Measures::of(options.only.as_deref());
-    if parts.is_empty() {
+    let measures = Measures::of(options.only.as_deref());
+    if measures.is_empty() {
         return Err(Failure::usage(format!(
             "no measure contains the pattern of --only; try {}",
             Measure::ALL.map(Measure::name).join(", ")
@@ -243,26 +243,26 @@ pub fn run(options: &Options) -> Outcome {
     guests::split_cores(options.core)?;
     let rounds = options.rounds();
     let times = Times::of(options.quick);
-    let (found, kernel) = measure(options.core, &Comparison::ALL, times, &parts, rounds)?;
+    let (found, kernel) = measure(options.core, &Comparison::ALL, times, &measures, rounds)?;
     let mut results = Results::new(rounds, &kernel, found.rows());
     results.explain(&Causes::read("bench/why-turbo.toml".as_ref())?);
-    let path = options.path("turbo", !options.quick && rounds >= 5 && parts.is_all());
+    let path = options.path("turbo", !options.quick && rounds >= 5 && measures.is_all());
     results.write(&path)?;
     table::print(&row::table(&results.rows).text())?;
-    table::print(&results.verdict(&path, "why-turbo.toml"))
+    table::print(&results.summary(&path, "why-turbo.toml"))
 }
 
 /// One short round of all figures, for the demo. Returns nothing if the kernel for guests with several vCPUs is not
 /// built, because the build takes minutes.
-pub fn glance(core: usize) -> Outcome<Vec<row::Row>> {
+pub fn quick_round(core: usize) -> Outcome<Vec<row::Row>> {
     let there = viola_lab::Paths::find().and_then(|paths| paths.kernel(2));
     match there {
         Ok(_) => {
             let found = measure(
                 core,
-                &Comparison::FEW,
+                &Comparison::QUICK_SIDES,
                 Times::of(true),
-                &Measures::plain(),
+                &Measures::without_host_tools(),
                 1,
             )?;
             Ok(found.0.rows())
@@ -276,18 +276,21 @@ fn measure(
     core: usize,
     settings: &[Comparison],
     times: Times,
-    parts: &Measures,
+    measures: &Measures,
     rounds: usize,
 ) -> Outcome<(rows::Measurements, String)> {
-    let cell = times.cell(parts);
-    let whole = (BOOT_TIME + (SWITCH_TIME + cell) * settings.len() as u32) * rounds as u32;
-    let mut progress = Progress::new(whole);
-    progress.say(&format!("turbo: {rounds} rounds, about {}", clock(whole)));
+    let cell = times.cell(measures);
+    let total_time = (BOOT_TIME + (SWITCH_TIME + cell) * settings.len() as u32) * rounds as u32;
+    let mut progress = Progress::new(total_time);
+    progress.say(&format!(
+        "turbo: {rounds} rounds, about {}",
+        clock(total_time)
+    ));
     let mut found = rows::Measurements::default();
     let mut kernel = String::new();
     for round in 0..rounds {
         progress.step(&format!("round {} of {rounds}: boot", round + 1), BOOT_TIME);
-        let mut bed = TestBed::boot(core, &times, parts)?;
+        let mut bed = TestBed::boot(core, &times, measures)?;
         if kernel.is_empty() {
             kernel = bed.kernel()?;
         }
@@ -298,7 +301,7 @@ fn measure(
             interrupt::check()?;
             let label = format!("round {} of {rounds}: turbo, {}", round + 1, side.name());
             progress.step(&label, SWITCH_TIME + cell);
-            let reading: Reading = bed.measure(side, &times, parts, 1 + round as u64)?;
+            let reading: Reading = bed.measure(side, &times, measures, 1 + round as u64)?;
             found.add(side, reading);
         }
         bed.down()?;

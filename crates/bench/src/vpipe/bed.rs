@@ -32,10 +32,10 @@ pub const SIZES: [usize; 9] = [
     4 << 20,
     16 << 20,
     64 << 20,
-    LARGEST,
+    MAX_FILE_BYTES,
 ];
 /// Size of the largest file, bytes.
-pub const LARGEST: usize = 256 << 20;
+pub const MAX_FILE_BYTES: usize = 256 << 20;
 /// Size of its file system, bytes.
 const BLOCK: u64 = 4096;
 /// Size of the guest's disk, bytes.
@@ -67,7 +67,7 @@ impl Side {
 }
 
 /// Contents that follow from the byte's offset.
-pub fn noise(size: usize) -> Vec<u8> {
+pub fn pattern_bytes(size: usize) -> Vec<u8> {
     let mut word = size as u64 | 1;
     let mut bytes = Vec::with_capacity(size + 8);
     while bytes.len() < size {
@@ -114,7 +114,7 @@ impl Fixtures {
         let tree = folder.join("tree");
         let _ = fs::remove_dir_all(&tree);
         fs::create_dir_all(&tree).map_err(failed)?;
-        let files: Vec<Vec<u8>> = SIZES.iter().map(|size| noise(*size)).collect();
+        let files: Vec<Vec<u8>> = SIZES.iter().map(|size| pattern_bytes(*size)).collect();
         for file in &files {
             let name = path(file.len());
             fs::write(tree.join(&name[1..]), file).map_err(failed)?;
@@ -168,7 +168,10 @@ impl Fixtures {
 
     /// Starts all servers in the guest. For a control run neither side uses the library.
     pub fn bed<'a>(&'a self, lab: &'a Lab, control: bool) -> Outcome<TestBed<'a>> {
-        let bed = TestBed { ground: self, lab };
+        let bed = TestBed {
+            fixtures: self,
+            lab,
+        };
         bed.sh("mount -o noatime /dev/ubda /mnt")?;
         let agent = format!(
             "[pipe]\nfiles = ['/mnt']\ninto = ['/mnt']\nrelay = true\nusers = ['root']\nsocket = '{SOCKET}'\n"
@@ -191,14 +194,14 @@ impl Fixtures {
 
 /// Running guests.
 pub struct TestBed<'a> {
-    ground: &'a Fixtures,
+    fixtures: &'a Fixtures,
     lab: &'a Lab,
 }
 
 impl<'a> TestBed<'a> {
     /// Contents of the file of this size.
     pub fn file(&self, size: usize) -> Outcome<&'a [u8]> {
-        self.ground.file(size)
+        self.fixtures.file(size)
     }
 
     /// The guest with the web servers.
@@ -224,12 +227,12 @@ impl<'a> TestBed<'a> {
 
     /// Last lines of the daemon's log.
     pub fn daemon_says(&self) -> String {
-        self.ground.daemon.last_words()
+        self.fixtures.daemon.log_tail()
     }
 
     /// The host's counters so far.
-    pub fn done(&self) -> Outcome<status::PipeStats> {
-        let pipes: Pipes = self.ground.daemon.ask("/pipes")?;
+    pub fn counters(&self) -> Outcome<status::PipeStats> {
+        let pipes: Pipes = self.fixtures.daemon.ask("/pipes")?;
         Ok(pipes
             .vms
             .first()
@@ -238,14 +241,14 @@ impl<'a> TestBed<'a> {
     }
 
     fn wait_proved(&self) -> Outcome {
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             interrupt::check()?;
-            let pipes: Pipes = self.ground.daemon.ask("/pipes")?;
+            let pipes: Pipes = self.fixtures.daemon.ask("/pipes")?;
             if pipes.vms.iter().any(|vm| vm.serving) {
                 return Ok(());
             }
-            if begun.elapsed() > PROOF_TIMEOUT {
+            if started.elapsed() > PROOF_TIMEOUT {
                 let why = pipes
                     .vms
                     .first()
@@ -260,7 +263,7 @@ impl<'a> TestBed<'a> {
     }
 
     /// Starts or stops the neighbours' work.
-    pub fn disturb(&self, busy: bool) -> Outcome {
+    pub fn set_neighbours_busy(&self, busy: bool) -> Outcome {
         for name in NEIGHBOURS {
             let guest = self.lab.guest(name).map_err(lab_failure)?;
             match busy {
@@ -296,14 +299,16 @@ impl<'a> TestBed<'a> {
 
     /// Checks that the served files are unchanged on the disk, so that no write went to a wrong block.
     pub fn check(&self) -> Outcome {
-        for file in &self.ground.files {
+        for file in &self.fixtures.files {
             let (image, extents) = self.source(file.len())?;
             let size = file.len() as u64;
             let map = image.check(&extents, size).map_err(Failure::run)?;
-            let mut got = vec![0; file.len()];
-            image.read_at(&map, 0, &mut got).map_err(Failure::run)?;
-            if got != *file {
-                let at = got.iter().zip(file).position(|(a, b)| a != b);
+            let mut received = vec![0; file.len()];
+            image
+                .read_at(&map, 0, &mut received)
+                .map_err(Failure::run)?;
+            if received != *file {
+                let at = received.iter().zip(file).position(|(a, b)| a != b);
                 let why = format!(
                     "{}: other bytes on the disk from {at:?} on",
                     path(file.len())
@@ -316,10 +321,10 @@ impl<'a> TestBed<'a> {
 
     /// Extents of a file in the image, for the host alone.
     pub fn source(&self, size: usize) -> Outcome<(Arc<Image>, Vec<Extent>)> {
-        let file = File::open(&self.ground.image).map_err(Failure::run)?;
+        let file = File::open(&self.fixtures.image).map_err(Failure::run)?;
         let image = Image::open(vec![Layer::raw(file)]).map_err(Failure::run)?;
         let of_size = SIZES.iter().position(|one| *one == size);
-        let extents = of_size.and_then(|at| self.ground.extents.get(at));
+        let extents = of_size.and_then(|at| self.fixtures.extents.get(at));
         let extents = extents.ok_or_else(|| Failure::run("cannot find the file"))?;
         Ok((Arc::new(image), extents.clone()))
     }
@@ -343,7 +348,7 @@ fn extents(image: &Path, size: usize) -> Outcome<Vec<Extent>> {
             length: BLOCK,
             zero: false,
         });
-    let extents = joined(extents);
+    let extents = joined_extents(extents);
     match extents.iter().map(|e| e.length).sum::<u64>() == size as u64 {
         true => Ok(extents),
         false => Err(Failure::run(format!(
@@ -354,7 +359,7 @@ fn extents(image: &Path, size: usize) -> Outcome<Vec<Extent>> {
 }
 
 /// Joins adjacent extents.
-fn joined(extents: impl Iterator<Item = Extent>) -> Vec<Extent> {
+fn joined_extents(extents: impl Iterator<Item = Extent>) -> Vec<Extent> {
     let mut all: Vec<Extent> = Vec::new();
     for extent in extents {
         match all.last_mut() {
@@ -375,7 +380,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_on_the_disk_are_one_extent() {
+    fn adjacent_extents_are_joined() {
         let extent = |logical, physical, length| Extent {
             logical,
             physical,
@@ -384,7 +389,7 @@ mod tests {
         };
         let pieces = [extent(0, 8, 4), extent(4, 12, 4), extent(8, 4, 4)];
         assert_eq!(
-            joined(pieces.into_iter()),
+            joined_extents(pieces.into_iter()),
             [extent(0, 8, 8), extent(8, 4, 4)]
         );
     }

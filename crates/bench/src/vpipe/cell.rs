@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
-use super::bed::{LARGEST, Side};
+use super::bed::{MAX_FILE_BYTES, Side};
 use super::servers::Work;
 use crate::harness::row::Goal;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 /// Number of double turns per round of both sides for small files.
-const THERE_AND_BACK: usize = 2;
+const DOUBLE_TURNS: usize = 2;
 
 /// A load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,41 +27,43 @@ pub struct Cell {
 
 impl Cell {
     /// Files whose hand-over is timed, bytes.
-    pub const TIMED: [usize; 3] = [256 * KIB, 2 * MIB, 16 * MIB];
+    pub const TIMED_SIZES: [usize; 3] = [256 * KIB, 2 * MIB, 16 * MIB];
 
     /// Files that are served without a guest, bytes.
-    pub const NATIVE: [usize; 4] = [256 * KIB, 2 * MIB, 16 * MIB, LARGEST];
+    pub const NATIVE: [usize; 4] = [256 * KIB, 2 * MIB, 16 * MIB, MAX_FILE_BYTES];
 
     /// All cells; those with busy neighbours come last.
     pub fn all() -> Vec<Self> {
-        let nginx = [4 * KIB, 64 * KIB, MIB, 16 * MIB, LARGEST]
+        let nginx = [4 * KIB, 64 * KIB, MIB, 16 * MIB, MAX_FILE_BYTES]
             .into_iter()
             .flat_map(|size| [(Work::Nginx, size, 1), (Work::Nginx, size, 32)]);
         let others = [
-            (Work::Written, LARGEST, 1),
-            (Work::Beside, LARGEST, 1),
+            (Work::Written, MAX_FILE_BYTES, 1),
+            (Work::Beside, MAX_FILE_BYTES, 1),
             (Work::Lighttpd, 64 * KIB, 32),
             (Work::Lighttpd, 16 * MIB, 1),
             (Work::Lighttpd, 16 * MIB, 32),
-            (Work::Lighttpd, LARGEST, 1),
+            (Work::Lighttpd, MAX_FILE_BYTES, 1),
             (Work::Proxy, 64 * KIB, 32),
             (Work::Proxy, 16 * MIB, 1),
-            (Work::Proxy, LARGEST, 1),
+            (Work::Proxy, MAX_FILE_BYTES, 1),
             (Work::Upload, MIB, 1),
-            (Work::Upload, LARGEST, 1),
+            (Work::Upload, MAX_FILE_BYTES, 1),
             (Work::Backup, 16 * MIB, 1),
-            (Work::Backup, LARGEST, 1),
+            (Work::Backup, MAX_FILE_BYTES, 1),
             (Work::Given, 256 * KIB, 1),
             (Work::Given, MIB, 1),
             (Work::Given, 4 * MIB, 1),
             (Work::Given, 64 * MIB, 1),
             (Work::Wrk, 64 * KIB, 32),
             (Work::Wrk, 16 * MIB, 32),
-            (Work::Curl, LARGEST, 1),
+            (Work::Curl, MAX_FILE_BYTES, 1),
         ];
-        let times = Self::TIMED.map(|size| (Work::Times, size, 1));
-        let natively = Self::TIMED.map(|size| (Work::Native, size, 1));
-        let natively = natively.into_iter().chain([(Work::NativeWeb, LARGEST, 1)]);
+        let times = Self::TIMED_SIZES.map(|size| (Work::Times, size, 1));
+        let natively = Self::TIMED_SIZES.map(|size| (Work::Native, size, 1));
+        let natively = natively
+            .into_iter()
+            .chain([(Work::NativeWeb, MAX_FILE_BYTES, 1)]);
         let cells: Vec<_> = nginx.chain(others).chain(times).chain(natively).collect();
         let mut all = Vec::new();
         for busy in [false, true] {
@@ -132,7 +134,7 @@ impl Cell {
             // wrk counts whole seconds.
             Work::Wrk => whole,
             _ if self.is_given_away() => whole,
-            _ => whole / (2 * THERE_AND_BACK as u32),
+            _ => whole / (2 * DOUBLE_TURNS as u32),
         }
     }
 
@@ -144,7 +146,7 @@ impl Cell {
         sides.rotate_left(by);
         if !self.is_given_away() {
             sides.extend(sides.clone().into_iter().rev());
-            sides = sides.repeat(THERE_AND_BACK);
+            sides = sides.repeat(DOUBLE_TURNS);
         }
         sides
     }
@@ -162,7 +164,7 @@ impl Cell {
     /// Servers of the cell.
     pub fn sides(&self) -> Vec<Side> {
         let mut sides = vec![Side::Stock, Side::Viola];
-        if self.size == LARGEST && self.connections == 1 && self.work == Work::Nginx {
+        if self.size == MAX_FILE_BYTES && self.connections == 1 && self.work == Work::Nginx {
             sides.push(Side::Host);
         }
         sides
@@ -225,14 +227,14 @@ mod tests {
     }
 
     #[test]
-    fn every_file_that_is_asked_for_is_there() {
+    fn every_requested_file_exists() {
         for cell in Cell::all() {
             assert!(SIZES.contains(&cell.size), "{}", cell.name());
         }
     }
 
     #[test]
-    fn small_files_go_there_and_back() {
+    fn small_files_alternate_back_and_forth() {
         let cell = |size| Cell {
             busy: false,
             work: Work::Nginx,
@@ -248,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn wrk_is_told_whole_seconds() {
+    fn wrk_runs_whole_seconds() {
         for cell in Cell::all()
             .into_iter()
             .filter(|cell| cell.work == Work::Wrk)

@@ -49,26 +49,26 @@ pub fn load(ask: Request<'_>, connections: usize, length: Duration) -> Outcome<R
         Ok(BufReader::with_capacity(64 << 10, stream))
     };
     let streams: Vec<_> = (0..connections).map(connect).collect::<Outcome<_>>()?;
-    let begun = Instant::now();
-    let until = begun + length;
+    let started = Instant::now();
+    let until = started + length;
     let each = std::thread::scope(|scope| {
         let threads: Vec<_> = streams
             .into_iter()
             .map(|stream| scope.spawn(move || one(ask, stream, until)))
             .collect();
         let joined = threads.into_iter().map(|thread| match thread.join() {
-            Ok(got) => got,
+            Ok(received) => received,
             Err(panic) => std::panic::resume_unwind(panic),
         });
         joined.collect::<Outcome<Vec<Response>>>()
     })?;
     let mut all = Response {
-        seconds: begun.elapsed().as_secs_f64(),
+        seconds: started.elapsed().as_secs_f64(),
         ..Response::default()
     };
-    for got in each {
-        all.bytes += got.bytes;
-        all.times_ms.extend(got.times_ms);
+    for received in each {
+        all.bytes += received.bytes;
+        all.times_ms.extend(received.times_ms);
     }
     Ok(all)
 }
@@ -77,10 +77,10 @@ pub fn load(ask: Request<'_>, connections: usize, length: Duration) -> Outcome<R
 fn one(ask: Request<'_>, mut stream: BufReader<TcpStream>, until: Instant) -> Outcome<Response> {
     let failed = |what: &str| Failure::run(format!("{}{}: {what}", ask.to, ask.path));
     let request = format!("GET {} HTTP/1.1\r\nHost: x\r\n\r\n", ask.path);
-    let mut got = Response::default();
+    let mut received = Response::default();
     let mut piece = vec![0; READ_BYTES];
     while Instant::now() < until {
-        let begun = Instant::now();
+        let started = Instant::now();
         stream
             .get_mut()
             .write_all(request.as_bytes())
@@ -88,9 +88,9 @@ fn one(ask: Request<'_>, mut stream: BufReader<TcpStream>, until: Instant) -> Ou
         head(&mut stream, ask.file.len()).map_err(|why| failed(&why))?;
         let mut at = 0;
         while at < ask.file.len() {
-            let wanted = READ_BYTES.min(ask.file.len() - at);
+            let expected = READ_BYTES.min(ask.file.len() - at);
             let n = stream
-                .read(&mut piece[..wanted])
+                .read(&mut piece[..expected])
                 .map_err(|e| failed(&e.to_string()))?;
             if n == 0 {
                 return Err(failed(&format!("the body ends after {at} bytes")));
@@ -99,14 +99,16 @@ fn one(ask: Request<'_>, mut stream: BufReader<TcpStream>, until: Instant) -> Ou
                 return Err(failed(&format!("other bytes than the file's at {at}")));
             }
             at += n;
-            got.bytes += n as u64;
+            received.bytes += n as u64;
             if Instant::now() >= until && at < ask.file.len() {
-                return Ok(got);
+                return Ok(received);
             }
         }
-        got.times_ms.push(begun.elapsed().as_secs_f64() * 1e3);
+        received
+            .times_ms
+            .push(started.elapsed().as_secs_f64() * 1e3);
     }
-    Ok(got)
+    Ok(received)
 }
 
 /// Reads a reply's head, which must announce the complete file.
@@ -115,10 +117,10 @@ fn head(stream: &mut BufReader<TcpStream>, length: usize) -> Result<(), String> 
     let mut announced: Option<usize> = None;
     loop {
         let mut line = String::new();
-        let got = stream.read_line(&mut line).map_err(|e| e.to_string())?;
+        let received = stream.read_line(&mut line).map_err(|e| e.to_string())?;
         let line = line.trim_end().to_ascii_lowercase();
         match line.as_str() {
-            _ if got == 0 => return Err("the server closed the connection".into()),
+            _ if received == 0 => return Err("the server closed the connection".into()),
             "" => break,
             _ if first && !line.starts_with("http/1.1 200") => return Err(line),
             _ => {}

@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-pub(super) use bed::noise;
+pub(super) use bed::pattern_bytes;
 use bed::{Fixtures, SIZES, Side, TestBed, path};
 use cell::Cell;
 use client::{Request, Response, load};
@@ -43,9 +43,9 @@ const FOLDER: &str = "build/bench/vpipe";
 /// Maximum delay until the daemon reports what a worker sent.
 const STATUS_INTERVAL: Duration = Duration::from_secs(3);
 /// Time within which a proxy notices that its server has ended, even with busy neighbours.
-const FORGOTTEN: Duration = Duration::from_millis(500);
+const PROXY_NOTICE_TIME: Duration = Duration::from_millis(500);
 /// Minimum number of hand-overs for a 99th percentile.
-const ENOUGH: usize = 100;
+const MIN_P99_SAMPLES: usize = 100;
 
 /// Options of `viola-lab bench vpipe`.
 #[derive(Debug, Args)]
@@ -59,7 +59,7 @@ pub struct Vpipe {
 }
 
 /// Splits patterns at commas. A comma that a space follows is part of a name.
-pub(super) fn parts(only: &str) -> Vec<&str> {
+pub(super) fn split_patterns(only: &str) -> Vec<&str> {
     let ends = only.match_indices(',').map(|(at, _)| at);
     let ends = ends.filter(|at| !only[at + 1..].starts_with(' '));
     let mut begin = 0;
@@ -78,7 +78,11 @@ pub fn run(vpipe: &Vpipe) -> Outcome {
     let cells: Vec<Cell> = Cell::all()
         .into_iter()
         .filter(|cell| {
-            let any = |only: &String| parts(only).iter().any(|part| cell.name().contains(part));
+            let any = |only: &String| {
+                split_patterns(only)
+                    .iter()
+                    .any(|part| cell.name().contains(part))
+            };
             options.only.as_ref().is_none_or(any) && !(vpipe.control && cell.is_given_away())
         })
         .collect();
@@ -103,16 +107,18 @@ pub fn run(vpipe: &Vpipe) -> Outcome {
     progress.say(&format!("vpipe: {rounds} rounds, about {}", clock(total)));
     progress.step("guests", start);
     // Native cells need no guest.
-    let ground = match cells.iter().any(|cell| !cell.work.is_native()) {
+    let fixtures = match cells.iter().any(|cell| !cell.work.is_native()) {
         true => Some(Fixtures::new(Path::new(FOLDER))?),
         false => None,
     };
-    let lab = ground.as_ref().map(|ground| ground.boot(options.core));
+    let lab = fixtures
+        .as_ref()
+        .map(|fixtures| fixtures.boot(options.core));
     let lab = lab.transpose()?;
-    let bed = ground.as_ref().zip(lab.as_ref());
+    let bed = fixtures.as_ref().zip(lab.as_ref());
     let mut run = Run {
         bed: bed
-            .map(|(ground, lab)| ground.bed(lab, vpipe.control))
+            .map(|(fixtures, lab)| fixtures.bed(lab, vpipe.control))
             .transpose()?,
         sampler: ThreadSampler::new()?,
         busy: false,
@@ -144,14 +150,14 @@ pub fn run(vpipe: &Vpipe) -> Outcome {
     let guests = "User Mode Linux, one with the servers and three neighbours on a core; clients and workers on any";
     let mut results = Results::new(rounds, guests, found.rows());
     results.explain(&Causes::read("bench/why-vpipe.toml".as_ref())?);
-    let whole = options.only.is_none() && !options.quick && rounds >= 5;
+    let is_full = options.only.is_none() && !options.quick && rounds >= 5;
     let path = match vpipe.control {
         true => options.path("vpipe-control", false),
-        false => options.path("vpipe", whole),
+        false => options.path("vpipe", is_full),
     };
     results.write(&path)?;
     table::print(&row::table(&results.rows).text())?;
-    table::print(&results.verdict(&path, "why-*.toml"))?;
+    table::print(&results.summary(&path, "why-*.toml"))?;
     match lab {
         Some(lab) => lab.down().map_err(crate::harness::side::lab_failure),
         None => Ok(()),
@@ -176,7 +182,7 @@ struct Run<'a> {
 /// Received by the clients.
 #[derive(Default)]
 struct Received {
-    got: Response,
+    received: Response,
     beside: Option<Response>,
     turns: Option<Handovers>,
 }
@@ -190,10 +196,10 @@ impl<'a> Run<'a> {
     fn measure(&mut self, cell: &Cell, side: Side) -> Outcome<Reading> {
         viola_cli::interrupt::check()?;
         if cell.work.is_native() {
-            return self.natively(cell, side);
+            return self.run_native(cell, side);
         }
         if cell.busy != self.busy {
-            self.bed()?.disturb(cell.busy)?;
+            self.bed()?.set_neighbours_busy(cell.busy)?;
             self.busy = cell.busy;
         }
         let file = self.bed()?.file(cell.size)?;
@@ -214,8 +220,8 @@ impl<'a> Run<'a> {
         }
         // The host has its image in the page cache, so the guest that sends by itself gets the complete file in its
         // page cache too.
-        let by_itself = side == Side::Stock || !cell.is_given_away();
-        if by_itself && !matches!(cell.work, Work::Proxy | Work::Upload) {
+        let sends_by_itself = side == Side::Stock || !cell.is_given_away();
+        if sends_by_itself && !matches!(cell.work, Work::Proxy | Work::Upload) {
             self.bed()?.sh(&format!("cat /mnt{path} > /dev/null"))?;
         }
         let once = Duration::from_millis(1);
@@ -223,7 +229,7 @@ impl<'a> Run<'a> {
             self.bed()?.at_clients(|| load(ask, 1, once))??;
         }
         let web = [self.bed()?.web()?.pid()];
-        let begun = self.bed()?.done()?.begun;
+        let begun = self.bed()?.counters()?.begun;
         let (guest, total) = (self.sampler.vms(&web)?, busy()?);
         let seen = self.seen(cell, side, ask)?;
         let total = busy()? - total;
@@ -231,7 +237,7 @@ impl<'a> Run<'a> {
         if side == Side::Viola && cell.is_given_away() {
             // Where hand-overs are timed, every reply must be one.
             let least = seen.turns.as_ref().map_or(1, |turns| turns.first_ms.len());
-            self.has_moved(cell, begun, least as u64)?;
+            self.check_moved(cell, begun, least as u64)?;
         }
         if matches!(cell.work, Work::Upload | Work::Backup) {
             self.bed()?.check()?;
@@ -243,7 +249,7 @@ impl<'a> Run<'a> {
             ))?;
         }
         Ok(Reading {
-            got: seen.got,
+            received: seen.received,
             beside: seen.beside,
             turns: seen.turns,
             guest,
@@ -262,7 +268,7 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         if self.server.take().is_some() {
-            std::thread::sleep(FORGOTTEN);
+            std::thread::sleep(PROXY_NOTICE_TIME);
         }
         let (image, extents) = self.bed()?.source(size)?;
         let start = || Server::start(at, image, &extents, size as u64);
@@ -272,18 +278,21 @@ impl<'a> Run<'a> {
     }
 
     /// Returns nothing for work without a guest.
-    fn natively(&mut self, cell: &Cell, side: Side) -> Outcome<Reading> {
-        let file = &noise(cell.size);
+    fn run_native(&mut self, cell: &Cell, side: Side) -> Outcome<Reading> {
+        let file = &pattern_bytes(cell.size);
         let native = match self.native.take() {
             Some(native) => native,
-            None => Native::new(&Path::new(FOLDER).join("native"), &Cell::NATIVE.map(noise))?,
+            None => Native::new(
+                &Path::new(FOLDER).join("native"),
+                &Cell::NATIVE.map(pattern_bytes),
+            )?,
         };
         let native = self.native.insert(native);
         let (begun, total) = (native.begun()?, busy()?);
         let length = cell.length(side, self.quick);
         let to = Native::address(cell.work, side);
         let guest = native.cpu()?;
-        let (got, turns) = match cell.work {
+        let (received, turns) = match cell.work {
             Work::NativeWeb => {
                 let path = &path(cell.size);
                 let ask = Request { to, path, file };
@@ -291,8 +300,8 @@ impl<'a> Run<'a> {
             }
             _ => {
                 let loaded = || times::load(to, file, length, least(side));
-                let (got, turns) = native.at_client(loaded)??;
-                (got, Some(turns))
+                let (received, turns) = native.at_client(loaded)??;
+                (received, Some(turns))
             }
         };
         let (guest, host) = (native.cpu()? - guest, busy()? - total);
@@ -303,7 +312,7 @@ impl<'a> Run<'a> {
             return Err(Failure::run(why));
         }
         Ok(Reading {
-            got,
+            received,
             beside: None,
             turns,
             guest: guest.as_secs_f64(),
@@ -316,7 +325,7 @@ impl<'a> Run<'a> {
         let length = cell.length(side, self.quick);
         let Request { to, path, file } = ask;
         let mut seen = Received::default();
-        seen.got = match cell.work {
+        seen.received = match cell.work {
             Work::Nginx | Work::Written | Work::Lighttpd | Work::Proxy | Work::Given => {
                 let loaded = || {
                     // The client's core makes a difference of up to a factor of two on either side, so it is fixed.
@@ -334,15 +343,16 @@ impl<'a> Run<'a> {
                     path: &bed::path(SIZES[0]),
                     file: self.bed()?.file(SIZES[0])?,
                 };
-                let (got, beside) = self.bed()?.at_clients(|| together(ask, small, length))??;
+                let (received, beside) =
+                    self.bed()?.at_clients(|| load_both(ask, small, length))??;
                 seen.beside = Some(beside);
-                got
+                received
             }
             Work::Times => {
                 let loaded = || times::load(to, file, length, least(side));
-                let (got, turns) = self.bed()?.at_clients(loaded)??;
+                let (received, turns) = self.bed()?.at_clients(loaded)??;
                 seen.turns = Some(turns);
-                got
+                received
             }
             Work::Wrk => {
                 let folder = Path::new(FOLDER);
@@ -369,29 +379,29 @@ impl<'a> Run<'a> {
 
     /// Copies a file for this long.
     fn copies(&self, cell: &Cell, side: Side, path: &str, length: Duration) -> Outcome<Response> {
-        let begun = Instant::now();
-        let mut got = Response::default();
+        let started = Instant::now();
+        let mut received = Response::default();
         // Copy a small file several times per script, because a script has a cost of its own.
         let times = if cell.size < 64 << 20 { 4 } else { 1 };
-        while begun.elapsed() < length {
+        while started.elapsed() < length {
             self.bed()?.sh(&cell.work.copies(side, path, times))?;
-            got.bytes += (cell.size * times) as u64;
+            received.bytes += (cell.size * times) as u64;
         }
-        got.seconds = begun.elapsed().as_secs_f64();
-        Ok(got)
+        received.seconds = started.elapsed().as_secs_f64();
+        Ok(received)
     }
 }
 
 impl Run<'_> {
     /// Waits until the host has taken over this many connections; its counters lag behind a little.
-    fn has_moved(&self, cell: &Cell, before: u64, least: u64) -> Outcome {
-        let begun = Instant::now();
+    fn check_moved(&self, cell: &Cell, before: u64, least: u64) -> Outcome {
+        let started = Instant::now();
         loop {
-            let moved = self.bed()?.done()?.begun.saturating_sub(before);
+            let moved = self.bed()?.counters()?.begun.saturating_sub(before);
             if moved >= least {
                 return Ok(());
             }
-            if begun.elapsed() > STATUS_INTERVAL {
+            if started.elapsed() > STATUS_INTERVAL {
                 let says = self.bed()?.agent_says()?;
                 let cell = cell.name();
                 let why = format!(
@@ -409,13 +419,13 @@ impl Run<'_> {
 /// the question.
 fn least(side: Side) -> usize {
     match side {
-        Side::Viola => ENOUGH,
+        Side::Viola => MIN_P99_SAMPLES,
         _ => 1,
     }
 }
 
 /// Loads a large file and small files at the same time.
-fn together(
+fn load_both(
     large: Request<'_>,
     small: Request<'_>,
     length: Duration,
@@ -423,9 +433,9 @@ fn together(
     // New threads stay in the network namespace of their creator.
     std::thread::scope(|scope| {
         let other = scope.spawn(|| load(small, 1, length));
-        let got = load(large, 1, length);
+        let received = load(large, 1, length);
         match other.join() {
-            Ok(beside) => Ok((got?, beside?)),
+            Ok(beside) => Ok((received?, beside?)),
             Err(panic) => std::panic::resume_unwind(panic),
         }
     })
@@ -437,8 +447,8 @@ mod tests {
 
     #[test]
     fn a_name_with_a_comma_is_one_pattern() {
-        assert_eq!(parts("cp, 256 MiB,wrk"), ["cp, 256 MiB", "wrk"]);
-        assert_eq!(parts("haproxy"), ["haproxy"]);
-        assert_eq!(parts("a,"), ["a", ""]);
+        assert_eq!(split_patterns("cp, 256 MiB,wrk"), ["cp, 256 MiB", "wrk"]);
+        assert_eq!(split_patterns("haproxy"), ["haproxy"]);
+        assert_eq!(split_patterns("a,"), ["a", ""]);
     }
 }

@@ -119,13 +119,13 @@ impl Native {
         self.order(&images, &[file.as_fd()])?;
         let channel = accept(listener)?;
         self.order(&Order::Channel, &[channel.as_fd()])?;
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             interrupt::check()?;
             let stat = self.orders.order(&Order::Stat, &[], READY_TIMEOUT);
             match stat.map_err(|e| Failure::run(chain(&e)))? {
                 Report::Agent(stat) if stat.session == Session::Proved => return Ok(()),
-                stat if begun.elapsed() > READY_TIMEOUT => {
+                stat if started.elapsed() > READY_TIMEOUT => {
                     return Err(Failure::run(format!(
                         "the agent did not prove the disk: {stat:?}"
                     )));
@@ -358,12 +358,12 @@ fn programs(folder: &Path, device: &str) -> Outcome<Child> {
 
 /// Accepts the agent's connection.
 fn accept(listener: &UnixListener) -> Outcome<UnixStream> {
-    let begun = Instant::now();
+    let started = Instant::now();
     let moment = Timespec {
         tv_sec: 0,
         tv_nsec: 100_000_000,
     };
-    while begun.elapsed() < READY_TIMEOUT {
+    while started.elapsed() < READY_TIMEOUT {
         interrupt::check()?;
         let mut polled = [PollFd::new(listener, PollFlags::IN)];
         if poll(&mut polled, Some(&moment)).is_ok_and(|ready| ready > 0) {

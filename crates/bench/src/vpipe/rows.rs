@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::bed::{LARGEST, Side};
+use super::bed::{MAX_FILE_BYTES, Side};
 use super::cell::Cell;
 use super::client::Response;
 use super::servers::Work;
@@ -15,7 +15,7 @@ use viola_report::stats::Sorted;
 #[derive(Debug, Clone)]
 pub struct Reading {
     /// Received by the clients.
-    pub got: Response,
+    pub received: Response,
     /// Received by the client of small files.
     pub beside: Option<Response>,
     /// Timed hand-overs.
@@ -55,7 +55,7 @@ fn rows(cell: &Cell, sides: &BTreeMap<Side, Vec<Reading>>) -> Vec<Row> {
                 row.side(side.name(), readings.iter().filter_map(of))
             })
     };
-    let mib = |r: &Reading| r.got.bytes as f64 / f64::from(1 << 20);
+    let mib = |r: &Reading| r.received.bytes as f64 / f64::from(1 << 20);
     if cell.work == Work::Beside {
         let p99 = |r: &Reading| Sorted::new(r.beside.as_ref()?.times_ms.clone()).quantile(0.99);
         let row = row(", p99", "ms", &p99).against("viola", "stock");
@@ -64,7 +64,7 @@ fn rows(cell: &Cell, sides: &BTreeMap<Side, Vec<Reading>>) -> Vec<Row> {
     if matches!(cell.work, Work::Times | Work::Native) {
         return hand_overs(cell, &row);
     }
-    let rate = |r: &Reading| Some(mib(r) / r.got.seconds);
+    let rate = |r: &Reading| Some(mib(r) / r.received.seconds);
     let whole = row("", "MiB/s", &rate).against("viola", "stock");
     let mut all = vec![match cell.goal() {
         Some(goal) => whole.goal(goal, "viola"),
@@ -78,7 +78,7 @@ fn rows(cell: &Cell, sides: &BTreeMap<Side, Vec<Reading>>) -> Vec<Row> {
             true => limit,
         });
     }
-    if cell.size == LARGEST && cell.connections == 1 && cell.work != Work::Curl {
+    if cell.size == MAX_FILE_BYTES && cell.connections == 1 && cell.work != Work::Curl {
         let guest = |r: &Reading| Some(r.guest * 1024.0 / mib(r));
         let guest = row(", guest's CPU", "s/GiB", &guest).only(&["stock", "viola"]);
         let guest = guest.against("viola", "stock");
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn large_files_beside_busy_neighbours_have_the_papers_goal() {
         let reading = |mib: u64| Reading {
-            got: Response {
+            received: Response {
                 bytes: mib << 20,
                 seconds: 1.0,
                 times_ms: Vec::new(),
@@ -144,7 +144,7 @@ mod tests {
         let cell = Cell {
             busy: true,
             work: Work::Nginx,
-            size: LARGEST,
+            size: MAX_FILE_BYTES,
             connections: 32,
         };
         found.add(cell, Side::Stock, reading(10));
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn hand_overs_have_their_goals_where_the_core_is_free() {
         let reading = |first: f64, back: f64| Reading {
-            got: Response::default(),
+            received: Response::default(),
             beside: None,
             turns: Some(Handovers {
                 first_ms: vec![first; 99],

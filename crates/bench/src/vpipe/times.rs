@@ -43,38 +43,38 @@ pub struct Handovers {
 /// Bounds of the difference between the guest's clock and the host's, ns.
 #[derive(Debug, Clone, Copy)]
 struct ClockOffset {
-    least: i64,
-    most: i64,
+    lower: i64,
+    upper: i64,
 }
 
 impl ClockOffset {
     fn unknown() -> Self {
         Self {
-            least: i64::MIN,
-            most: i64::MAX,
+            lower: i64::MIN,
+            upper: i64::MAX,
         }
     }
 
-    /// Adds a pair: the guest read `guest` after the host's `before` and before the host's `after`.
-    fn seen(&mut self, after: i64, guest: i64, before: i64) {
-        self.least = self.least.max(guest.saturating_sub(before));
-        self.most = self.most.min(guest.saturating_sub(after));
+    /// Adds a pair: the guest read `guest` after the host time `after` and before the host time `before`.
+    fn add_pair(&mut self, after: i64, guest: i64, before: i64) {
+        self.lower = self.lower.max(guest.saturating_sub(before));
+        self.upper = self.upper.min(guest.saturating_sub(after));
     }
 
     /// The middle of the bounds, and its maximum error.
     fn middle(&self) -> Result<(i64, i64), String> {
-        let wide = self.most.saturating_sub(self.least);
-        match wide {
+        let width = self.upper.saturating_sub(self.lower);
+        match width {
             // The clocks are read in steps of 256 ns.
-            -1000..0 => Ok((self.least, -wide)),
-            0.. if wide / 2 <= MAX_CLOCK_ERROR => Ok((self.least + wide / 2, wide / 2)),
+            -1000..0 => Ok((self.lower, -width)),
+            0.. if width / 2 <= MAX_CLOCK_ERROR => Ok((self.lower + width / 2, width / 2)),
             ..0 => Err(format!(
-                "the clocks of guest and host drift: no difference fits, by {} ns",
-                -wide
+                "the clocks of guest and host drift: the bounds of their difference contradict by {} ns",
+                -width
             )),
             _ => Err(format!(
-                "the clocks of guest and host are known to {} ns only",
-                wide / 2
+                "the difference of the guest's and the host's clock is known only to {} ns",
+                width / 2
             )),
         }
     }
@@ -107,14 +107,14 @@ fn turns(all: &[Turn], difference: ClockOffset) -> Outcome<Handovers> {
 
 struct Client {
     stream: TcpStream,
-    begun: Instant,
+    started: Instant,
     difference: ClockOffset,
 }
 
 impl Client {
     /// The host's clock, ns.
     fn now(&self) -> i64 {
-        i64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(i64::MAX)
+        i64::try_from(self.started.elapsed().as_nanos()).unwrap_or(i64::MAX)
     }
 
     fn time(&mut self) -> std::io::Result<i64> {
@@ -130,19 +130,19 @@ impl Client {
             self.stream.write_all(&0_u64.to_be_bytes())?;
             let guest = self.time()?;
             let before = self.now();
-            self.difference.seen(after, guest, before);
+            self.difference.add_pair(after, guest, before);
         }
         Ok(())
     }
 
     /// Gets a file.
     fn get(&mut self, file: &[u8], piece: &mut [u8]) -> std::io::Result<Turn> {
-        let asked = self.now();
+        let request_sent = self.now();
         self.stream.write_all(&(file.len() as u64).to_be_bytes())?;
         let (mut first, mut last, mut at) = (None, 0, 0);
         while at < file.len() {
-            let wanted = piece.len().min(file.len() - at);
-            let n = self.stream.read(&mut piece[..wanted])?;
+            let expected = piece.len().min(file.len() - at);
+            let n = self.stream.read(&mut piece[..expected])?;
             last = self.now();
             first = first.or(Some(last));
             // Otherwise the last acknowledgement may wait for another byte.
@@ -158,9 +158,9 @@ impl Client {
         }
         let first = first.unwrap_or(last);
         let (call, back) = (self.time()?, self.time()?);
-        let told = self.now();
-        self.difference.seen(asked, call, first);
-        self.difference.seen(asked, back, told);
+        let reply_received = self.now();
+        self.difference.add_pair(request_sent, call, first);
+        self.difference.add_pair(request_sent, back, reply_received);
         Ok(Turn {
             call,
             first,
@@ -189,24 +189,24 @@ pub fn load(
     stream.set_nodelay(true).map_err(failed)?;
     let mut client = Client {
         stream,
-        begun: Instant::now(),
+        started: Instant::now(),
         difference: ClockOffset::unknown(),
     };
     let mut piece = vec![0; READ_BYTES];
     client.compare().map_err(failed)?;
     let _ = client.get(file, &mut piece).map_err(failed)?;
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut all = Vec::new();
-    while begun.elapsed() < length || all.len() < least {
+    while started.elapsed() < length || all.len() < least {
         all.push(client.get(file, &mut piece).map_err(failed)?);
     }
-    let got = Response {
+    let received = Response {
         bytes: (all.len() * file.len()) as u64,
-        seconds: begun.elapsed().as_secs_f64(),
+        seconds: started.elapsed().as_secs_f64(),
         times_ms: Vec::new(),
     };
     client.compare().map_err(failed)?;
-    Ok((got, turns(&all, client.difference)?))
+    Ok((received, turns(&all, client.difference)?))
 }
 
 #[cfg(test)]
@@ -214,31 +214,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pairs_narrow_the_difference_down() {
+    fn pairs_narrow_the_clock_difference() {
         let mut found = ClockOffset::unknown();
         // the guest's clock is 1000 us behind
-        found.seen(5_000_000, 4_100_000, 5_400_000);
-        assert_eq!((found.least, found.most), (-1_300_000, -900_000));
+        found.add_pair(5_000_000, 4_100_000, 5_400_000);
+        assert_eq!((found.lower, found.upper), (-1_300_000, -900_000));
         assert!(found.middle().is_err(), "200 us are too much");
-        found.seen(6_000_000, 5_020_000, 6_060_000);
-        found.seen(7_000_000, 6_030_000, 7_500_000);
-        assert_eq!((found.least, found.most), (-1_040_000, -980_000));
+        found.add_pair(6_000_000, 5_020_000, 6_060_000);
+        found.add_pair(7_000_000, 6_030_000, 7_500_000);
+        assert_eq!((found.lower, found.upper), (-1_040_000, -980_000));
         assert_eq!(found.middle().unwrap(), (-1_010_000, 30_000));
     }
 
     #[test]
-    fn clocks_of_another_pace_are_an_error() {
+    fn clocks_of_different_rates_are_an_error() {
         let mut found = ClockOffset::unknown();
-        found.seen(0, 100, 200);
-        found.seen(1_000_000_000, 1_000_100_100, 1_000_000_200);
+        found.add_pair(0, 100, 200);
+        found.add_pair(1_000_000_000, 1_000_100_100, 1_000_000_200);
         let why = found.middle().unwrap_err();
         assert!(why.contains("drift"), "{why}");
     }
 
     #[test]
-    fn times_are_taken_in_the_hosts_clock() {
+    fn times_use_the_hosts_clock() {
         let mut difference = ClockOffset::unknown();
-        difference.seen(0, 1_000_000_000, 0);
+        difference.add_pair(0, 1_000_000_000, 0);
         let turn = Turn {
             call: 1_002_000_000,
             first: 2_500_000,

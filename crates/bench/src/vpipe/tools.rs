@@ -26,7 +26,7 @@ end
 ";
 
 /// Parses the line of the script.
-fn counted(text: &str) -> Result<Response, String> {
+fn parse_counts(text: &str) -> Result<Response, String> {
     let line = text.lines().find_map(|line| line.strip_prefix("counted "));
     let numbers: Option<Vec<u64>> = line.and_then(|line| {
         let words = line.split_ascii_whitespace();
@@ -39,7 +39,7 @@ fn counted(text: &str) -> Result<Response, String> {
             times_ms: Vec::new(),
         }),
         Some(&[_, requests, _, errors]) if errors > 0 => {
-            Err(format!("{errors} of {requests} answers failed"))
+            Err(format!("{errors} of {requests} replies failed"))
         }
         _ => Err(format!("cannot parse wrk's output: {}", text.trim())),
     }
@@ -70,7 +70,7 @@ pub fn wrk(
             .arg(format!("http://{to}{path}")),
     )?;
     let text = String::from_utf8_lossy(&output.stdout);
-    counted(&text).map_err(|why| Failure::run(format!("wrk {to}{path}: {why}")))
+    parse_counts(&text).map_err(|why| Failure::run(format!("wrk {to}{path}: {why}")))
 }
 
 /// The sum in md5sum's output.
@@ -108,10 +108,10 @@ pub fn md5_of(bytes: &[u8]) -> Outcome<String> {
 }
 
 /// Parses bytes and seconds in curl's output.
-fn taken(text: &str) -> Option<(u64, f64)> {
+fn parse_curl(text: &str) -> Option<(u64, f64)> {
     let mut words = text.trim().split(' ');
-    let taken = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-    (words.next().is_none() && taken.1 > 0.0).then_some(taken)
+    let parse_curl = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    (words.next().is_none() && parse_curl.1 > 0.0).then_some(parse_curl)
 }
 
 /// Gets a file repeatedly with curl for this long, each time over a new connection. The time is curl's own and includes
@@ -121,9 +121,9 @@ fn taken(text: &str) -> Option<(u64, f64)> {
 /// curl fails, or the MD5 of a body is not `sum`.
 pub fn curl(to: SocketAddr, path: &str, sum: &str, length: Duration) -> Outcome<Response> {
     let failed = |why: String| Failure::run(format!("curl {to}{path}: {why}"));
-    let mut got = Response::default();
-    let begun = Instant::now();
-    while got.seconds < length.as_secs_f64() && begun.elapsed() < REPLY_TIMEOUT {
+    let mut received = Response::default();
+    let started = Instant::now();
+    while received.seconds < length.as_secs_f64() && started.elapsed() < REPLY_TIMEOUT {
         let body = memory("curl")?;
         let stdout = body.try_clone().map_err(Failure::run)?;
         let output = output(
@@ -135,7 +135,7 @@ pub fn curl(to: SocketAddr, path: &str, sum: &str, length: Duration) -> Outcome<
                 .stdout(Stdio::from(stdout)),
         )?;
         let text = String::from_utf8_lossy(&output.stderr);
-        let (bytes, seconds) = taken(&text)
+        let (bytes, seconds) = parse_curl(&text)
             .ok_or_else(|| failed(format!("cannot parse curl's output: {}", text.trim())))?;
         let found = md5(&body)?;
         if found != sum {
@@ -143,11 +143,11 @@ pub fn curl(to: SocketAddr, path: &str, sum: &str, length: Duration) -> Outcome<
                 "{bytes} bytes with MD5 {found} instead of {sum}"
             )));
         }
-        got.bytes += bytes;
-        got.seconds += seconds;
-        got.times_ms.push(seconds * 1e3);
+        received.bytes += bytes;
+        received.seconds += seconds;
+        received.times_ms.push(seconds * 1e3);
     }
-    Ok(got)
+    Ok(received)
 }
 
 #[cfg(test)]
@@ -155,26 +155,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wrk_is_believed_only_without_errors() {
+    fn wrk_results_with_errors_are_rejected() {
         let text =
             "Running 1s test\n  2 threads and 32 connections\ncounted 1002345 700 46000000 0\n";
-        let got = counted(text).unwrap();
-        assert_eq!((got.bytes, got.seconds), (46_000_000, 1.002_345));
-        let why = counted("counted 1002345 700 46000000 3\n").unwrap_err();
-        assert_eq!(why, "3 of 700 answers failed");
-        assert!(counted("counted 1002345 0 0 0\n").is_err());
-        assert!(counted("Requests/sec: 12\n").is_err());
+        let received = parse_counts(text).unwrap();
+        assert_eq!((received.bytes, received.seconds), (46_000_000, 1.002_345));
+        let why = parse_counts("counted 1002345 700 46000000 3\n").unwrap_err();
+        assert_eq!(why, "3 of 700 replies failed");
+        assert!(parse_counts("counted 1002345 0 0 0\n").is_err());
+        assert!(parse_counts("Requests/sec: 12\n").is_err());
     }
 
     #[test]
-    fn curl_tells_bytes_and_seconds() {
-        assert_eq!(taken("268435456 0.251337"), Some((268_435_456, 0.251_337)));
-        assert_eq!(taken("curl: (7) no route"), None);
-        assert_eq!(taken("1 0.0"), None);
+    fn curl_output_gives_bytes_and_seconds() {
+        assert_eq!(
+            parse_curl("268435456 0.251337"),
+            Some((268_435_456, 0.251_337))
+        );
+        assert_eq!(parse_curl("curl: (7) no route"), None);
+        assert_eq!(parse_curl("1 0.0"), None);
     }
 
     #[test]
-    fn a_sum_is_that_of_all_bytes() {
+    fn md5_covers_all_bytes() {
         let sum = "900150983cd24fb0d6963f7d28e17f72"; // RFC 1321, A.5
         assert_eq!(md5_of(b"abc").unwrap(), sum);
         assert_eq!(sum_of(format!("{sum}  -\n").as_bytes()).unwrap(), sum);

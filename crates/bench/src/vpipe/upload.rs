@@ -24,9 +24,9 @@ pub fn load(to: SocketAddr, file: &[u8], length: Duration) -> Outcome<Response> 
         .map_err(failed)?;
     stream.set_nodelay(true).map_err(failed)?;
     let head = (file.len() as u64).to_be_bytes();
-    let begun = Instant::now();
-    let mut got = Response::default();
-    while begun.elapsed() < length {
+    let started = Instant::now();
+    let mut received = Response::default();
+    while started.elapsed() < length {
         let each = Instant::now();
         stream.write_all(&head).map_err(failed)?;
         stream.write_all(file).map_err(failed)?;
@@ -40,9 +40,9 @@ pub fn load(to: SocketAddr, file: &[u8], length: Duration) -> Outcome<Response> 
             );
             return Err(Failure::run(why));
         }
-        got.bytes += file.len() as u64;
-        got.times_ms.push(each.elapsed().as_secs_f64() * 1e3);
+        received.bytes += file.len() as u64;
+        received.times_ms.push(each.elapsed().as_secs_f64() * 1e3);
     }
-    got.seconds = begun.elapsed().as_secs_f64();
-    Ok(got)
+    received.seconds = started.elapsed().as_secs_f64();
+    Ok(received)
 }

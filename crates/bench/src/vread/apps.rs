@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use viola_lab::hadoop::{JavaStack, Options, ROOT, RequestStats, TOOLS_LOG};
 
 use super::FOLDER;
-use super::bed::{CLIENT, MOUNT, NODE, OTHER, OWN, TestBed, guest, sh};
+use super::bed::{CLIENT, MOUNT, NODE, OTHER_NODE, OWN_BLOCKS, TestBed, guest, sh};
 use super::work::{
-    BLOCK, DFSIO, DFSIO_RESULT, EVALUATION, FAR, NEAR, Phase, Side, Sizes, TABLE, USERS, Work,
+    BLOCK, DFSIO, DFSIO_RESULT, EVALUATION, LOCAL_FILE, Phase, REMOTE_FILE, Side, Sizes, TABLE,
+    USERS, Work,
 };
 use crate::harness::side::lab_failure;
 use viola_cli::error::{Failure, Outcome};
@@ -82,7 +83,7 @@ impl<'a> TestBed<'a> {
             Work::Spark => self.ask(side, &format!("spark-{request}")),
             Work::Hybrid | Work::HybridNeighbours => {
                 let near = self.ask(side, &request)?;
-                let far = self.ask(side, &request.replacen(NEAR, FAR, 1))?;
+                let far = self.ask(side, &request.replacen(LOCAL_FILE, REMOTE_FILE, 1))?;
                 Ok(RequestStats {
                     bytes: near.bytes + far.bytes,
                     reads: near.reads + far.reads,
@@ -109,7 +110,7 @@ impl<'a> TestBed<'a> {
         for (index, side) in SIDES.into_iter().enumerate() {
             let word = format!("hbase-{}", side.word());
             let port = 2181 + index as u16;
-            let keys = side.keys(MOUNT, OWN);
+            let keys = side.keys(MOUNT, OWN_BLOCKS);
             let keys = keys.iter().filter_map(|pair| pair.split_once('='));
             let keys = keys.chain(HBASE).map(|(k, v)| (k, v.to_owned())).collect();
             let client = guest(self.lab, CLIENT)?;
@@ -125,10 +126,10 @@ impl<'a> TestBed<'a> {
                  hbase.zookeeper.property.clientPort={port}"
             ))
             .map_err(lab_failure)?;
-            let begun = Instant::now();
+            let started = Instant::now();
             while let Err(e) = app.ask(&format!("{word} tool org.viola.lab.HBaseTable ready")) {
                 interrupt::check()?;
-                if begun.elapsed() > MASTER_TIMEOUT {
+                if started.elapsed() > MASTER_TIMEOUT {
                     return Err(self.hbase_failure(&word, 7171 + index, &e));
                 }
                 std::thread::sleep(Duration::from_secs(1));
@@ -153,9 +154,11 @@ impl<'a> TestBed<'a> {
         let mut text = error.full();
         for name in [word.to_owned(), format!("bench{port}")] {
             let kept = Path::new(FOLDER).join(format!("{name}.log"));
-            let whole = guest(self.lab, CLIENT)
+            let log_text = guest(self.lab, CLIENT)
                 .and_then(|client| sh(client, &format!("tail -c 400000 /run/{name}.log")));
-            match whole.and_then(|whole| std::fs::write(&kept, whole).map_err(Failure::run)) {
+            match log_text
+                .and_then(|log_text| std::fs::write(&kept, log_text).map_err(Failure::run))
+            {
                 Ok(()) => text.push_str(&format!("; see {}", kept.display())),
                 Err(_) => text.push_str(&format!("; {name}.log could not be kept")),
             }
@@ -171,8 +174,11 @@ impl<'a> TestBed<'a> {
                 .hdfs
                 .client_with(self.lab, client, JavaStack::Spark, 7181 + index as u16)
                 .map_err(lab_failure)?;
-            app.ask(&format!("open {word} {}", side.keys(MOUNT, OWN).join(" ")))
-                .map_err(lab_failure)?;
+            app.ask(&format!(
+                "open {word} {}",
+                side.keys(MOUNT, OWN_BLOCKS).join(" ")
+            ))
+            .map_err(lab_failure)?;
             if side == Side::Stock {
                 app.ask(&format!("{word} tool {USERS} make {TABLE} {}", sizes.users))
                     .map_err(lab_failure)?;
@@ -184,11 +190,11 @@ impl<'a> TestBed<'a> {
 
     /// Starts a second DataNode and writes a file to each.
     fn begin_hybrid(&mut self, sizes: &Sizes) -> Outcome {
-        let other = guest(self.lab, OTHER)?;
+        let other = guest(self.lab, OTHER_NODE)?;
         self.hdfs
             .join(other, &Options::default())
             .map_err(lab_failure)?;
-        for (file, name) in [(NEAR, NODE), (FAR, OTHER)] {
+        for (file, name) in [(LOCAL_FILE, NODE), (REMOTE_FILE, OTHER_NODE)] {
             let address = guest(self.lab, name)?.address();
             let address =
                 address.ok_or_else(|| Failure::run(format!("{name} has no network address")))?;

@@ -25,18 +25,18 @@ pub const CLIENT: &str = "vread-client";
 /// Name of the DataNode's guest.
 pub const NODE: &str = "vread-node";
 /// Name of the guest whose DataNode viola does not serve.
-pub const OTHER: &str = "vread-other";
+pub const OTHER_NODE: &str = "vread-other";
 /// Drops a guest's caches.
 pub const DROP_CACHES: &str = "sync; echo 3 >/proc/sys/vm/drop_caches";
 const NEIGHBOURS: [&str; 2] = ["vread-busy1", "vread-busy2"];
 /// Mount point of the blocks, inside the root that Java runs in.
 pub(super) const MOUNT: &str = "/vread";
 /// Copies of the blocks on the client's own disk.
-pub(super) const OWN: &str = "/mnt/blocks";
+pub(super) const OWN_BLOCKS: &str = "/mnt/blocks";
 /// The guest agent as packaged.
 pub(super) const AGENT: &str = "data = ['/mnt/data']\ndatanode = '127.0.0.1:9866'\n";
 /// Maximum number of names per command, because a console line holds 4 KiB.
-const COMMAND: usize = 20;
+const MAX_NAMES_PER_COMMAND: usize = 20;
 /// Timeout for the agent to name finished blocks.
 const NAMING_TIMEOUT: Duration = Duration::from_secs(60);
 /// Dirty page limits of the DataNode's guest, so that a row's data stays in its page cache until it is measured. The
@@ -139,7 +139,7 @@ impl Fixtures {
         );
         if phases.contains(&Phase::Hybrid) {
             text.push_str(&format!(
-                "[[guest]]\nname = \"{OTHER}\"\ncores = [{}]\nmemory = \"1G\"\ndisks = [{{ image = {other:?} }}]\n",
+                "[[guest]]\nname = \"{OTHER_NODE}\"\ncores = [{}]\nmemory = \"1G\"\ndisks = [{{ image = {other:?} }}]\n",
                 cores.node
             ));
         }
@@ -176,7 +176,11 @@ impl Fixtures {
             )?;
         }
         for side in [Side::Stock, Side::Viola, Side::Unverified, Side::Disk] {
-            let request = format!("open {} {}", side.word(), side.keys(MOUNT, OWN).join(" "));
+            let request = format!(
+                "open {} {}",
+                side.word(),
+                side.keys(MOUNT, OWN_BLOCKS).join(" ")
+            );
             client.ask(&request).map_err(lab_failure)?;
         }
         let mut bed = TestBed {
@@ -261,7 +265,7 @@ impl<'a> TestBed<'a> {
     }
 
     /// Processes whose CPU time counts on a side.
-    pub fn whose(&self, side: Side) -> Outcome<Processes> {
+    pub fn processes(&self, side: Side) -> Outcome<Processes> {
         Ok(match (side, &self.local) {
             (Side::Loopback, Some((local, _))) => match local.pids()[..] {
                 [client, node, ..] => Processes::OnHost { client, node },
@@ -298,7 +302,7 @@ impl<'a> TestBed<'a> {
     /// Prepares the state in which a work is measured on a side.
     pub fn prepare(&mut self, work: Work, side: Side, sizes: &Sizes, round: usize) -> Outcome {
         match work {
-            work if work.is_cold() => self.forget()?,
+            work if work.is_cold() => self.drop_caches()?,
             work if work.writes() => self.settle()?,
             // Their own caches and the last round warm all sides equally.
             Work::HBase(_) | Work::Spark => {}
@@ -332,7 +336,7 @@ impl<'a> TestBed<'a> {
     }
 
     /// Undoes the part of [`TestBed::prepare`] that belongs to this work.
-    pub fn tidy(&mut self, work: Work) -> Outcome {
+    pub fn clean_up(&mut self, work: Work) -> Outcome {
         if work.is_disturbed() {
             for name in NEIGHBOURS {
                 guest(self.lab, name)?.stop("hog").map_err(lab_failure)?;
@@ -342,19 +346,19 @@ impl<'a> TestBed<'a> {
     }
 
     /// Drops the images' data from the caches of guests and host.
-    fn forget(&mut self) -> Outcome {
+    fn drop_caches(&mut self) -> Outcome {
         for name in [NODE, CLIENT] {
             sh(guest(self.lab, name)?, DROP_CACHES)?;
         }
         // A device's pages are written to the file below it.
         for image in self.images.iter().rev() {
-            caches::forget(image)?;
+            caches::drop_caches(image)?;
         }
         if let Some((local, _)) = &self.local {
             let data = local.folder().join("data/current");
             let files = caches::files(&data);
             for file in files.map_err(|e| Failure::run(format!("{}: {e}", data.display())))? {
-                caches::forget(&file)?;
+                caches::drop_caches(&file)?;
             }
         }
         Ok(())
@@ -370,13 +374,13 @@ impl<'a> TestBed<'a> {
     }
 
     /// Starts or stops the agent. After a start, waits until all finished blocks can be read.
-    pub(super) fn run_agent(&mut self, wanted: bool) -> Outcome {
-        if self.daemon.is_none() || wanted == self.agent {
+    pub(super) fn run_agent(&mut self, expected: bool) -> Outcome {
+        if self.daemon.is_none() || expected == self.agent {
             return Ok(());
         }
         let node = guest(self.lab, NODE)?;
-        self.agent = wanted;
-        if !wanted {
+        self.agent = expected;
+        if !expected {
             return node.stop("agent").map(drop).map_err(lab_failure);
         }
         node.start("agent", Workload::agent(AGENT))
@@ -386,20 +390,20 @@ impl<'a> TestBed<'a> {
 
     pub(super) fn wait_named(&self) -> Outcome {
         let client = guest(self.lab, CLIENT)?;
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             interrupt::check()?;
             // List the blocks each time, because a deleted block disappears some seconds later.
-            let wanted = blocks(guest(self.lab, NODE)?)?.into_iter();
-            let wanted: Vec<String> = wanted
+            let expected = blocks(guest(self.lab, NODE)?)?.into_iter();
+            let expected: Vec<String> = expected
                 .map(|(pool, name)| format!("{ROOT}{MOUNT}/{pool}/{name}"))
                 .collect();
-            let missing = first_missing(client, &wanted)?;
+            let missing = first_missing(client, &expected)?;
             if missing.is_empty() {
                 return Ok(());
             }
-            if begun.elapsed() > NAMING_TIMEOUT {
-                let words = self.daemon.map(Daemon::last_words).unwrap_or_default();
+            if started.elapsed() > NAMING_TIMEOUT {
+                let words = self.daemon.map(Daemon::log_tail).unwrap_or_default();
                 return Err(Failure::run(format!(
                     "viola does not show block {}: {words}",
                     missing.trim()
@@ -416,7 +420,10 @@ impl<'a> TestBed<'a> {
             return Err(Failure::run("the DataNode has no blocks"));
         };
         let names: Vec<&str> = blocks.iter().map(|(_, name)| name.as_str()).collect();
-        let request = format!("stock export {FILE} {OWN}/{pool} {}", names.join(" "));
+        let request = format!(
+            "stock export {FILE} {OWN_BLOCKS}/{pool} {}",
+            names.join(" ")
+        );
         self.ask(Side::Stock, &request)?;
         sh(guest(self.lab, CLIENT)?, "sync").map(drop)
     }
@@ -449,7 +456,7 @@ pub(super) fn blocks(node: &Guest) -> Outcome<Vec<(String, String)>> {
 
 /// The first of these paths that is missing in the guest; empty if all exist.
 pub(super) fn first_missing(guest: &Guest, paths: &[String]) -> Outcome<String> {
-    for some in paths.chunks(COMMAND) {
+    for some in paths.chunks(MAX_NAMES_PER_COMMAND) {
         let script = format!(
             "for f in {}; do [ -e $f ] || {{ echo $f; exit; }}; done",
             some.join(" ")

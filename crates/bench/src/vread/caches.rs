@@ -10,7 +10,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use viola_cli::error::{Failure, Outcome};
 
 /// Maximum part of an image that may stay in the host's cache.
-const LEFT: f64 = 0.01;
+const MAX_RESIDENT: f64 = 0.01;
 /// Maximum attempts; pages that another program uses at that moment stay.
 const MAX_TRIES: usize = 5;
 
@@ -18,7 +18,7 @@ const MAX_TRIES: usize = 5;
 ///
 /// # Errors
 /// More than 1 % stays cached, which would invalidate a cold figure.
-pub fn forget(path: &Path) -> Outcome {
+pub fn drop_caches(path: &Path) -> Outcome {
     let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", path.display()));
     let mut file = File::open(path).map_err(failed)?;
     let size = file.seek(SeekFrom::End(0)).map_err(failed)?;
@@ -29,7 +29,7 @@ pub fn forget(path: &Path) -> Outcome {
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)
             .map_err(|e| failed(e.into()))?;
         left = resident(&file, size).map_err(failed)?;
-        if left <= LEFT {
+        if left <= MAX_RESIDENT {
             return Ok(());
         }
     }
@@ -59,13 +59,13 @@ fn resident(file: &File, size: u64) -> std::io::Result<f64> {
         )?
     };
     // SAFETY: `at` and `length` describe the mapping, and `pages` has one byte per page.
-    let told = match unsafe { libc::mincore(at, length, pages.as_mut_ptr()) } {
+    let result = match unsafe { libc::mincore(at, length, pages.as_mut_ptr()) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error()),
     };
     // SAFETY: the mapping from above, without remaining references.
     unsafe { munmap(at, length)? };
-    told?;
+    result?;
     let held = pages.iter().filter(|page| *page & 1 != 0).count();
     Ok(held as f64 / pages.len() as f64)
 }
@@ -88,14 +88,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_just_written_is_held_until_it_is_forgotten() {
+    fn written_pages_stay_cached_until_dropped() {
         // On a disk: pages of a memory file system cannot be dropped.
         let folder = tempfile::tempdir_in(".").unwrap();
         let path = folder.path().join("image");
         std::fs::write(&path, vec![7; 4 << 20]).unwrap();
         let part = || resident(&File::open(&path).unwrap(), 4 << 20).unwrap();
         assert!(part() > 0.9);
-        forget(&path).unwrap();
-        assert!(part() <= LEFT);
+        drop_caches(&path).unwrap();
+        assert!(part() <= MAX_RESIDENT);
     }
 }

@@ -65,15 +65,15 @@ impl Daemon {
             folder,
             socket,
         };
-        let begun = Instant::now();
+        let started = Instant::now();
         while !daemon.socket.exists() {
             interrupt::check()?;
             let ended = matches!(daemon.child.try_wait(), Ok(Some(_)));
-            if ended || begun.elapsed() > DAEMON_TIMEOUT {
+            if ended || started.elapsed() > DAEMON_TIMEOUT {
                 return Err(Failure::run(format!(
                     "the daemon does not serve {}: {}",
                     daemon.socket.display(),
-                    daemon.last_words()
+                    daemon.log_tail()
                 )));
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -104,7 +104,7 @@ impl Daemon {
     }
 
     /// Last lines of its log.
-    pub fn last_words(&self) -> String {
+    pub fn log_tail(&self) -> String {
         let log = fs::read_to_string(self.folder.join("log")).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(8)..].join(" / ")
@@ -129,8 +129,8 @@ impl Drop for Daemon {
                 let _ = rustix::process::kill_process(pid, signal);
             }
         }
-        let begun = Instant::now();
-        while matches!(self.child.try_wait(), Ok(None)) && begun.elapsed() < DAEMON_TIMEOUT {
+        let started = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) && started.elapsed() < DAEMON_TIMEOUT {
             std::thread::sleep(Duration::from_millis(5));
         }
         let _ = self.child.kill();

@@ -24,7 +24,7 @@ use daemon::Daemon;
 use rows::{Measurements, Reading};
 use usage::CpuTotals;
 pub(super) use usage::busy;
-use work::{BLOCK, LITTER, LITTERED, Phase, SCRATCH, Side, Sizes, Work};
+use work::{BLOCK, Phase, SCRATCH, SMALL_FILES, SMALL_FILES_FOLDER, Side, Sizes, Work};
 
 use super::Options;
 use crate::harness::cpu::ThreadSampler;
@@ -38,7 +38,7 @@ use viola_cli::table;
 /// Folder of the images and of the host's own HDFS.
 const FOLDER: &str = "build/bench/vread";
 /// Maximum delay of the daemon's counters.
-const COUNTED: Duration = Duration::from_secs(5);
+const COUNTER_DELAY: Duration = Duration::from_secs(5);
 /// Maximum delay until the daemon reports what a worker served.
 const STATUS_INTERVAL: Duration = Duration::from_millis(1500);
 
@@ -63,9 +63,9 @@ pub fn run(vread: &Vread) -> Outcome {
     let sizes = Sizes::new(options.quick);
     let works: Vec<Work> = Work::ALL
         .into_iter()
-        .filter(|work| wanted(options, &work.name()))
+        .filter(|work| selected(options, &work.name()))
         .collect();
-    let remote = remote::works(|name| wanted(options, name));
+    let remote = remote::works(|name| selected(options, name));
     if works.is_empty() && remote.is_empty() {
         let only = options.only.as_deref().unwrap_or_default();
         return Err(Failure::usage(format!(
@@ -117,7 +117,7 @@ pub fn run(vread: &Vread) -> Outcome {
     );
     results.write(&path)?;
     table::print(&row::table(&results.rows).text())?;
-    table::print(&results.verdict(&path, "why-*.toml"))?;
+    table::print(&results.summary(&path, "why-*.toml"))?;
     failed.map_or(Ok(()), Err)
 }
 
@@ -172,13 +172,13 @@ impl Run {
     /// All works on one host.
     fn here(&mut self, works: &[Work], cores: Cores, found: &mut Measurements) -> Outcome {
         let sizes = self.sizes;
-        let mut ground = Fixtures::new(Path::new(FOLDER))?;
+        let mut fixtures = Fixtures::new(Path::new(FOLDER))?;
         for (phase, kit) in [
             (Phase::HBase, JavaStack::HBase),
             (Phase::Spark, JavaStack::Spark),
         ] {
             if works.iter().any(|work| work.phase() == phase) {
-                ground.hadoop().require(kit).map_err(lab_failure)?;
+                fixtures.hadoop().require(kit).map_err(lab_failure)?;
             }
         }
         // The guests with a block device are started anew.
@@ -194,12 +194,12 @@ impl Run {
                 .iter()
                 .any(|work| work.sides().contains(&Side::Loopback))
             {
-                true => ground.start_loopback(&sizes)?,
-                false => ground.stop_loopback(),
+                true => fixtures.start_loopback(&sizes)?,
+                false => fixtures.stop_loopback(),
             }
             let phases: Vec<Phase> = works.iter().map(|work| work.phase()).collect();
-            let lab = ground.boot(cores, Some(&daemon), &sizes, &phases)?;
-            let mut bed = ground.bed(&lab, Some(&daemon), &sizes)?;
+            let lab = fixtures.boot(cores, Some(&daemon), &sizes, &phases)?;
+            let mut bed = fixtures.bed(&lab, Some(&daemon), &sizes)?;
             for phase in Phase::ALL {
                 let works: Vec<Work> = works
                     .iter()
@@ -270,7 +270,10 @@ impl Run {
                 let word = side.word();
                 bed.ask(
                     side,
-                    &format!("{word} litter {LITTER} {LITTERED} {} {round}", BLOCK >> 8),
+                    &format!(
+                        "{word} litter {SMALL_FILES_FOLDER} {SMALL_FILES} {} {round}",
+                        BLOCK >> 8
+                    ),
                 )?;
             }
             _ => {}
@@ -279,28 +282,28 @@ impl Run {
             bed.settle_named(side)?;
         }
         bed.prepare(work, side, &sizes, round)?;
-        let whose = bed.whose(side)?;
+        let processes = bed.processes(side)?;
         let served = match work.is_app() {
             true => settled(bed, side)?,
             false => bed.served(side)?,
         };
-        let before = CpuTotals::now(&mut self.sampler, whose)?;
+        let before = CpuTotals::now(&mut self.sampler, processes)?;
         let answer = bed.run(work, side, &sizes, round)?;
-        let usage = CpuTotals::now(&mut self.sampler, whose)?.since(&before);
-        bed.tidy(work)?;
+        let usage = CpuTotals::now(&mut self.sampler, processes)?.since(&before);
+        bed.clean_up(work)?;
         if matches!(work, Work::Write | Work::Append | Work::AppendNamed) {
             bed.ask(side, &format!("{} delete {SCRATCH}", side.word()))?;
         }
         if work.is_app() {
             check_served(bed, work, side, served, &answer)?;
         } else if !work.writes() && side.is_local() {
-            let wanted = (answer.bytes as f64 * work.local_part()) as u64;
-            if answer.local < wanted {
+            let expected = (answer.bytes as f64 * work.local_part()) as u64;
+            if answer.local < expected {
                 return Err(Failure::run(format!(
-                    "{}, {}: {} of {wanted} bytes came from the DataNode",
+                    "{}, {}: {} of {expected} bytes came from the DataNode",
                     work.name(),
                     side.name(),
-                    wanted - answer.local,
+                    expected - answer.local,
                 )));
             }
         }
@@ -311,8 +314,8 @@ impl Run {
 /// Bytes served by the daemon, after the counters of earlier reads have settled.
 fn settled(bed: &TestBed<'_>, side: Side) -> Outcome<u64> {
     let mut served = bed.served(side)?;
-    let begun = Instant::now();
-    while begun.elapsed() < COUNTED {
+    let started = Instant::now();
+    while started.elapsed() < COUNTER_DELAY {
         std::thread::sleep(STATUS_INTERVAL);
         match bed.served(side)? {
             now if now == served => break,
@@ -330,15 +333,15 @@ fn check_served(
     before: u64,
     answer: &viola_lab::hadoop::RequestStats,
 ) -> Outcome {
-    let wanted = match side.is_local() {
+    let expected = match side.is_local() {
         true => ((answer.bytes as f64 * work.local_part()) as u64).max(1),
         false => 0,
     };
-    let begun = Instant::now();
+    let started = Instant::now();
     loop {
         let served = bed.served(side)?.saturating_sub(before);
         match side.is_local() {
-            true if served >= wanted => return Ok(()),
+            true if served >= expected => return Ok(()),
             false if served > 0 => {
                 return Err(Failure::run(format!(
                     "{}, {}: viola served {served} bytes on a side that must not use it",
@@ -347,9 +350,9 @@ fn check_served(
                 )));
             }
             false => return Ok(()),
-            true if begun.elapsed() > COUNTED => {
+            true if started.elapsed() > COUNTER_DELAY => {
                 return Err(Failure::run(format!(
-                    "{}, {}: viola served only {served} of {wanted} bytes",
+                    "{}, {}: viola served only {served} of {expected} bytes",
                     work.name(),
                     side.name()
                 )));
@@ -360,7 +363,7 @@ fn check_served(
 }
 
 /// Whether --only selects the work by the beginning of its name; commas separate several patterns.
-fn wanted(options: &Options, name: &str) -> bool {
+fn selected(options: &Options, name: &str) -> bool {
     let any = |only: &String| only.split(',').any(|part| name.starts_with(part.trim()));
     options.only.as_ref().is_none_or(any)
 }
@@ -412,7 +415,7 @@ mod tests {
         let chosen = |only| {
             Work::ALL
                 .into_iter()
-                .filter(|w| wanted(&options(only), &w.name()))
+                .filter(|w| selected(&options(only), &w.name()))
                 .count()
         };
         assert_eq!(chosen("sequential, random 4"), 4);

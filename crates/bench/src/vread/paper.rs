@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::harness::result::rows_of;
+use crate::harness::result::read_rows;
 use viola_cli::error::Outcome;
 use viola_report::stats::figure;
 
@@ -88,7 +88,7 @@ const NONE: [(&str, &str); 1] = [("Sqoop export", "not run: Sqoop is a retired p
 
 /// Table of a result file, in Markdown.
 pub fn table(file: &Path) -> Outcome<String> {
-    let rows = rows_of(file, "vread")?;
+    let rows = read_rows(file, "vread")?;
     let mut table = String::from(
         "| figure | paper: vRead against HDFS | here: stock | viola | change |\n|---|---|---|---|---|\n",
     );
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_result_is_refused() {
+    fn a_file_without_rows_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.json");
         assert!(table(&path).is_err());

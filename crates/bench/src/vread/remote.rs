@@ -239,20 +239,20 @@ impl<'a> TestBed<'a> {
         if blocks.is_empty() {
             return Err(Failure::run("the DataNode has no blocks"));
         }
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             interrupt::check()?;
             let missing = first_missing(self.labs.client()?, &blocks)?;
             if missing.is_empty() {
                 return Ok(());
             }
-            if begun.elapsed() > NAMING_TIMEOUT {
+            if started.elapsed() > NAMING_TIMEOUT {
                 let [near, far] = &self.hosts.daemons;
                 return Err(Failure::run(format!(
                     "viola does not show block {}: {} / {}",
                     missing.trim(),
-                    near.last_words(),
-                    far.last_words()
+                    near.log_tail(),
+                    far.log_tail()
                 )));
             }
             std::thread::sleep(Duration::from_millis(100));
@@ -269,7 +269,7 @@ impl<'a> TestBed<'a> {
     ) -> Outcome<Reading> {
         interrupt::check()?;
         match work {
-            Work::Cold => self.forget()?,
+            Work::Cold => self.drop_caches()?,
             // Read once, so that caches and compiled code are the same for all.
             _ => {
                 self.ask(&Work::Warm.request(side, sizes, 0))?;
@@ -278,14 +278,14 @@ impl<'a> TestBed<'a> {
         if let Work::Random(_) = work {
             sh(self.labs.client()?, DROP_CACHES)?;
         }
-        let whose = Processes::Hosts {
+        let processes = Processes::Hosts {
             client: self.labs.client()?.pid(),
             node: self.labs.node()?.pid(),
             daemons: [0, 1].map(|i| self.hosts.daemons[i].pid()),
         };
-        let before = CpuTotals::now(sampler, whose)?;
+        let before = CpuTotals::now(sampler, processes)?;
         let answer = self.ask(&work.request(side, sizes, round))?;
-        let usage: Usage = CpuTotals::now(sampler, whose)?.since(&before);
+        let usage: Usage = CpuTotals::now(sampler, processes)?.since(&before);
         if side.is_local() && answer.local < answer.bytes {
             return Err(Failure::run(format!(
                 "{}, {}: {} of {} bytes came from the DataNode",
@@ -303,13 +303,13 @@ impl<'a> TestBed<'a> {
     }
 
     /// Drops the images' data from the caches of guests and host.
-    fn forget(&self) -> Outcome {
+    fn drop_caches(&self) -> Outcome {
         for guest in [self.labs.node()?, self.labs.client()?] {
             sh(guest, DROP_CACHES)?;
         }
         self.images
             .iter()
-            .try_for_each(|image| caches::forget(image))
+            .try_for_each(|image| caches::drop_caches(image))
     }
 }
 

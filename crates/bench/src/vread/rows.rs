@@ -46,13 +46,13 @@ impl Measurements {
     pub fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         for work in Work::ALL {
-            rows.extend(self.rows_of(work));
+            rows.extend(self.read_rows(work));
         }
         rows.retain(|row| !row.sides.is_empty());
         rows
     }
 
-    fn rows_of(&self, work: Work) -> Vec<Row> {
+    fn read_rows(&self, work: Work) -> Vec<Row> {
         let (stock, viola) = (Side::Stock.name(), Side::Viola.name());
         let against = |row: Row, goal: Goal| row.against(viola, stock).goal(goal, viola);
         match work {

@@ -65,36 +65,36 @@ pub enum Processes {
 
 /// CPU totals at one moment.
 pub struct CpuTotals {
-    looks: Vec<CpuSample>,
+    samples: Vec<CpuSample>,
     host: f64,
 }
 
 impl CpuTotals {
     /// Samples all processes.
-    pub fn now(sampler: &mut ThreadSampler, whose: Processes) -> Outcome<Self> {
-        let looks = match whose {
+    pub fn now(sampler: &mut ThreadSampler, processes: Processes) -> Outcome<Self> {
+        let samples = match processes {
             Processes::Guests {
                 client,
                 node,
                 daemon,
             } => {
-                let mut looks = vec![sampler.vms(&[client, node])?];
-                looks.extend(daemon.map(cpu::tree));
-                looks
+                let mut samples = vec![sampler.vms(&[client, node])?];
+                samples.extend(daemon.map(cpu::tree));
+                samples
             }
             Processes::Hosts {
                 client,
                 node,
                 daemons,
             } => {
-                let mut looks = vec![sampler.vms(&[client, node])?];
-                looks.extend(daemons.map(cpu::tree));
-                looks
+                let mut samples = vec![sampler.vms(&[client, node])?];
+                samples.extend(daemons.map(cpu::tree));
+                samples
             }
             Processes::OnHost { client, node } => vec![cpu::tree(client), cpu::tree(node)],
         };
         Ok(Self {
-            looks,
+            samples,
             host: busy()?,
         })
     }
@@ -102,9 +102,9 @@ impl CpuTotals {
     /// CPU use since `before`.
     pub fn since(&self, before: &Self) -> Usage {
         let seconds: Vec<f64> = self
-            .looks
+            .samples
             .iter()
-            .zip(&before.looks)
+            .zip(&before.samples)
             .flat_map(|(now, then)| now.seconds_since(then))
             .collect();
         let of = |index: usize| seconds.get(index).copied().unwrap_or_default();
@@ -142,14 +142,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn idle_and_stolen_time_are_not_use() {
+    fn idle_and_stolen_time_are_not_usage() {
         let stat = "cpu  10 2 30 1000 500 4 6 70 8 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n";
         assert_eq!(busy_ticks(stat), Some(10 + 2 + 30 + 4 + 6));
         assert_eq!(busy_ticks("intr 5\n"), None);
     }
 
     #[test]
-    fn use_is_told_for_each_gib() {
+    fn usage_is_per_gib() {
         let usage = Usage {
             client: 1.0,
             node: 0.5,

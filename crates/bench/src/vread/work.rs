@@ -326,7 +326,7 @@ impl Work {
             Self::Append | Self::AppendNamed => {
                 format!("{side} append {SCRATCH} {} {seed}", scratch / 8)
             }
-            Self::Delete => format!("{side} clear {LITTER}"),
+            Self::Delete => format!("{side} clear {SMALL_FILES_FOLDER}"),
             Self::DfsioCold | Self::Dfsio => format!(
                 "{side} tool {DFSIO} -read -nrFiles {} -size {}MB -bufferSize {} -resFile {DFSIO_RESULT}",
                 sizes.dfsio.0,
@@ -339,7 +339,9 @@ impl Work {
                 let found = to - from + 1;
                 format!("{side} tool {USERS} select {TABLE} {from} {to} {found}")
             }
-            Self::Hybrid | Self::HybridNeighbours => format!("{side} skim {NEAR} {}", 1 << 20),
+            Self::Hybrid | Self::HybridNeighbours => {
+                format!("{side} skim {LOCAL_FILE} {}", 1 << 20)
+            }
         }
     }
 
@@ -354,13 +356,13 @@ pub const FILE: &str = "/bench";
 /// File to write and append to.
 pub const SCRATCH: &str = "/scratch";
 /// Folder of the files to delete.
-pub const LITTER: &str = "/litter";
+pub const SMALL_FILES_FOLDER: &str = "/litter";
 /// Number of these files.
-pub const LITTERED: u32 = 200;
+pub const SMALL_FILES: u32 = 200;
 /// File of the hybrid read on the DataNode that viola serves.
-pub const NEAR: &str = "/near";
+pub const LOCAL_FILE: &str = "/near";
 /// File of the hybrid read on the other DataNode.
-pub const FAR: &str = "/far";
+pub const REMOTE_FILE: &str = "/far";
 /// Hadoop's own benchmark.
 pub const DFSIO: &str = "org.apache.hadoop.fs.TestDFSIO";
 /// TestDFSIO's result file, inside the root that Java runs in.
@@ -472,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_told_in_the_usual_units() {
+    fn names_use_usual_units() {
         assert_eq!(Work::Delay(4096).name(), "delay of a 4 MiB read");
         assert_eq!(Work::Random(64).name(), "random 64 KiB");
         assert_eq!(Work::RandomAgain(4).name(), "random 4 KiB, again");

@@ -11,7 +11,7 @@ use super::Outcome;
 
 /// Timeout for a start, in guest time. The kernel's verifier processes hundreds of thousands of instructions, each of
 /// which costs many emulated instructions of 8 ns.
-const LOADING: Duration = Duration::from_secs(400);
+const LOAD_TIMEOUT: Duration = Duration::from_secs(400);
 
 /// An active scheduler. Drop ends it.
 pub struct Other {
@@ -23,17 +23,17 @@ impl Other {
     /// Starts the program and waits until its scheduler is active.
     pub fn start(program: &Path) -> Outcome<Self> {
         let log = super::file("other");
-        let said = std::fs::File::create(&log)?;
+        let log_text = std::fs::File::create(&log)?;
         let child = Command::new(program)
             .stdin(Stdio::null())
-            .stdout(said.try_clone()?)
-            .stderr(said)
+            .stdout(log_text.try_clone()?)
+            .stderr(log_text)
             .spawn()?;
         let mut other = Self { child, log };
-        let end = Instant::now() + LOADING;
+        let end = Instant::now() + LOAD_TIMEOUT;
         while std::fs::read_to_string("/sys/kernel/sched_ext/state")?.trim() != "enabled" {
             if Instant::now() > end || other.child.try_wait()?.is_some() {
-                return Err(format!("the scheduler did not start: {}", other.said()).into());
+                return Err(format!("the scheduler did not start: {}", other.log_text()).into());
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -41,17 +41,17 @@ impl Other {
     }
 
     /// Holds the scheduler until the file is removed. Fails if the scheduler ends before.
-    pub fn stay(mut self, file: &Path) -> Outcome {
+    pub fn hold_until_removed(mut self, file: &Path) -> Outcome {
         while file.exists() {
             if self.child.try_wait()?.is_some() || scx::active_scheduler().is_none() {
-                return Err(format!("the scheduler ended: {}", self.said()).into());
+                return Err(format!("the scheduler ended: {}", self.log_text()).into());
             }
             std::thread::sleep(Duration::from_millis(200));
         }
         Ok(())
     }
 
-    fn said(&self) -> String {
+    fn log_text(&self) -> String {
         let text = std::fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(20)..].join("; ")

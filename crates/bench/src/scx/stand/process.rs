@@ -30,18 +30,18 @@ pub fn vm(vcpus: u32, work: u64, sleep: u64) -> Outcome {
     std::thread::Builder::new()
         .name("IO iothread0".into())
         .stack_size(64 << 10)
-        .spawn(park)?;
+        .spawn(wait_forever)?;
     for i in 0..vcpus {
         std::thread::Builder::new()
             .name(format!("CPU {i}/TCG"))
             .stack_size(64 << 10)
             .spawn(turns)?;
     }
-    park();
+    wait_forever();
     Ok(())
 }
 
-fn park() {
+fn wait_forever() {
     loop {
         std::thread::park();
     }
@@ -239,7 +239,7 @@ impl StandIn {
     }
 
     /// CPU time of all its threads, and of its first thread, ns.
-    pub fn ran(&self) -> (u64, u64) {
+    pub fn cpu_times(&self) -> (u64, u64) {
         (run_time(self.pid()), thread_time(self.pid(), self.pid()))
     }
 

@@ -98,7 +98,7 @@ nginx -c $d/nginx.conf -e $d/nginx.log </dev/null >$d/nginx.start 2>&1
 "#;
 
 /// One URL per operation.
-const EACH: [&str; 7] = [
+const OPERATION_PATHS: [&str; 7] = [
     "/",
     "/login?n=1",
     "/tag?n=tag1",
@@ -143,8 +143,8 @@ pub fn disk(path: &Path, image: &Path) -> Outcome {
     sql += "create database calendar;\nuse calendar;\n";
     sql += SCHEMA;
     sql += &rows();
-    fed(
-        tool::of_image(image, "sbin/mariadbd")
+    run_with_input(
+        tool::image_program(image, "sbin/mariadbd")
             .args(DATABASE)
             .args(["--bootstrap", "--user=root"])
             .arg(format!("--datadir={}", data.display()))
@@ -155,18 +155,18 @@ pub fn disk(path: &Path, image: &Path) -> Outcome {
             )),
         &sql,
     )?;
-    let made = tool::output(
+    let created = tool::output(
         Command::new("/usr/sbin/mkfs.ext4")
             .args(["-q", "-b", "4096", "-d"])
             .args([tree.as_path(), path])
             .arg(format!("{DISK}M")),
     );
     fs::remove_dir_all(&tree).map_err(failed)?;
-    made.map(drop)
+    created.map(drop)
 }
 
 /// Runs a program to its end with `text` on standard input.
-fn fed(command: &mut Command, text: &str) -> Outcome {
+fn run_with_input(command: &mut Command, text: &str) -> Outcome {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
@@ -182,8 +182,8 @@ fn fed(command: &mut Command, text: &str) -> Outcome {
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let why = said.lines().find(|line| line.contains("ERROR"));
+    let output_text = String::from_utf8_lossy(&output.stderr);
+    let why = output_text.lines().find(|line| line.contains("ERROR"));
     Err(Failure::run(format!(
         "mariadbd: {}",
         why.unwrap_or("it failed")
@@ -257,16 +257,18 @@ impl Calendar {
             address,
             script: folder.join("mix.lua"),
         };
-        let begun = Instant::now();
-        for path in EACH {
+        let started = Instant::now();
+        for path in OPERATION_PATHS {
             while let Err(failure) = calendar.ask(lab, path) {
-                if begun.elapsed() > READY_TIMEOUT {
+                if started.elapsed() > READY_TIMEOUT {
                     let logs = "cd /run/calendar; tail -n 3 log php.log php.start nginx.log 2>&1";
-                    let said = shell(guest, logs)?.stdout;
+                    let output_text = shell(guest, logs)?.stdout;
                     let name = guest.name();
                     let (Failure::Usage(why) | Failure::Run(why)) = failure;
-                    let said = said.trim();
-                    return Err(Failure::run(format!("{why}; in guest {name}: {said}")));
+                    let output_text = output_text.trim();
+                    return Err(Failure::run(format!(
+                        "{why}; in guest {name}: {output_text}"
+                    )));
                 }
                 std::thread::sleep(Duration::from_millis(200));
             }
@@ -276,14 +278,14 @@ impl Calendar {
 
     fn ask(&self, lab: &Lab, path: &str) -> Outcome {
         let url = format!("http://{}:{PORT}{path}", self.address);
-        let asked = lab.in_netns(|| {
+        let reply = lab.in_netns(|| {
             tool::output(
                 Command::new("curl")
                     .args(["--silent", "--show-error", "--fail", "--max-time", "20"])
                     .arg(url),
             )
         });
-        let page = asked.map_err(lab_failure)??.stdout;
+        let page = reply.map_err(lab_failure)??.stdout;
         match page.ends_with(b"</html>\n") {
             true => Ok(()),
             false => Err(Failure::run(format!(
@@ -315,12 +317,12 @@ impl Calendar {
         });
         let output = output.map_err(lab_failure)??;
         let text = String::from_utf8_lossy(&output.stdout);
-        counted(&text).map_err(|why| Failure::run(format!("wrk, calendar: {why}")))
+        parse_counts(&text).map_err(|why| Failure::run(format!("wrk, calendar: {why}")))
     }
 }
 
 /// Parses the script's output: microseconds, requests, failures, and two quantiles in microseconds.
-fn counted(text: &str) -> Result<ResponseTimes, String> {
+fn parse_counts(text: &str) -> Result<ResponseTimes, String> {
     let line = text.lines().find_map(|line| line.strip_prefix("counted "));
     let numbers: Option<Vec<u64>> = line.and_then(|line| {
         let words = line.split_ascii_whitespace();
@@ -333,7 +335,7 @@ fn counted(text: &str) -> Result<ResponseTimes, String> {
             p99: p99 as f64 / 1e3,
         }),
         Some(&[_, requests, failures, ..]) if failures > 0 => {
-            Err(format!("{failures} of {requests} answers failed"))
+            Err(format!("{failures} of {requests} replies failed"))
         }
         _ => Err(format!("cannot parse wrk's output: {}", text.trim())),
     }
@@ -344,13 +346,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wrk_is_believed_only_without_failures() {
-        let got = counted("Running\ncounted 2000000 80 0 150000 400500\n").unwrap();
+    fn wrk_results_with_failures_are_rejected() {
+        let got = parse_counts("Running\ncounted 2000000 80 0 150000 400500\n").unwrap();
         assert_eq!((got.rate, got.p50, got.p99), (40.0, 150.0, 400.5));
-        let why = counted("counted 2000000 80 2 150000 400500\n").unwrap_err();
-        assert_eq!(why, "2 of 80 answers failed");
-        assert!(counted("counted 2000000 0 0 0 0\n").is_err());
-        assert!(counted("Requests/sec: 12\n").is_err());
+        let why = parse_counts("counted 2000000 80 2 150000 400500\n").unwrap_err();
+        assert_eq!(why, "2 of 80 replies failed");
+        assert!(parse_counts("counted 2000000 0 0 0 0\n").is_err());
+        assert!(parse_counts("Requests/sec: 12\n").is_err());
     }
 
     #[test]
