@@ -8,10 +8,10 @@ use clap::{Parser, Subcommand};
 /// Name of the program in messages.
 pub const PROGRAM: &str = "viola-lab";
 
-/// The laboratory of viola: real guests on this machine, a demo, and benchmarks.
+/// Boot real guests on this machine, run the demo, and run the benchmarks of viola.
 ///
-/// Guests are real virtual machines that need no hardware virtualisation (User Mode Linux, QEMU). The program `viola`
-/// has to be in the same folder: it is what the demo and the benchmarks measure.
+/// The guests are virtual machines that need no hardware virtualisation (User Mode Linux, QEMU). The program `viola`
+/// must be in the same folder, because the demo and the benchmarks measure it.
 #[derive(Debug, Parser)]
 #[command(
     name = PROGRAM,
@@ -42,13 +42,13 @@ pub enum Command {
     #[cfg(feature = "benches")]
     #[command(subcommand)]
     Bench(crate::benches::Bench),
-    /// Processes that benchmarks and tests start in guests.
+    /// Start helper processes of benchmarks and tests in guests.
     #[cfg(feature = "benches")]
     #[command(hide = true, subcommand)]
     Internal(Internal),
 }
 
-/// Processes that benchmarks and tests start in guests.
+/// Start helper processes of benchmarks and tests in guests.
 #[cfg(feature = "benches")]
 #[derive(Debug, Subcommand)]
 pub enum Internal {
@@ -88,6 +88,7 @@ pub enum Lab {
         foreground: bool,
     },
     /// Open a shell in a guest, or run one command there.
+    ///
     /// Ends with the exit status of the command. Ctrl-] leaves the shell.
     Sh {
         /// GUEST, or LAB/GUEST when several labs have a guest of that name.

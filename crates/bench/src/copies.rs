@@ -358,8 +358,10 @@ impl Vm {
                 return Ok(());
             }
             if started.elapsed() > SERVICE_TIMEOUT {
-                let says = self.daemon.log_tail();
-                return Err(Failure::run(format!("{NAME}: {what}; the daemon: {says}")));
+                let daemon_log = self.daemon.log_tail();
+                return Err(Failure::run(format!(
+                    "{NAME}: {what}; the daemon: {daemon_log}"
+                )));
             }
             std::thread::sleep(Duration::from_millis(100));
         }

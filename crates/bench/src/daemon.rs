@@ -255,7 +255,7 @@ impl TestBed {
         }
     }
 
-    fn seen(&self) -> Option<VmList> {
+    fn vm_list(&self) -> Option<VmList> {
         let client = Client::new(&self.folder.join("v.sock"));
         client.get("/vms").ok()
     }
@@ -265,7 +265,7 @@ impl TestBed {
         let deadline = Instant::now() + DISCOVERY_TIMEOUT;
         loop {
             interrupt::check()?;
-            let seen = self.seen().map_or(0, |list| list.vms.len());
+            let seen = self.vm_list().map_or(0, |list| list.vms.len());
             if seen == self.cell.vms {
                 return Ok(());
             }
@@ -280,7 +280,7 @@ impl TestBed {
 
     /// Checks that the daemon did its work: it metered each VM's vCPUs and kept each interval.
     fn check(&self) -> Outcome {
-        not_metered(&self.seen().unwrap_or_default(), self.cell)
+        not_metered(&self.vm_list().unwrap_or_default(), self.cell)
             .map_or(Ok(()), |why| Err(Failure::run(why)))
     }
 }

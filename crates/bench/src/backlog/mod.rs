@@ -342,12 +342,12 @@ impl Vm {
 /// Number of acknowledgements sent, from the module's counters.
 fn acknowledged(counts: &str) -> Outcome<u64> {
     let of = |line: &str| line.strip_prefix("sent ")?.trim().parse().ok();
-    let none = || {
+    let unparsable = || {
         Failure::run(format!(
             "cannot parse the counters of viola_ack: \"{counts}\""
         ))
     };
-    counts.lines().find_map(of).ok_or_else(none)
+    counts.lines().find_map(of).ok_or_else(unparsable)
 }
 
 fn parsed(cell: &Cell, text: &str) -> Outcome<Waits> {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Both ends of a TCP stream for the benchmark and the test bed of early acknowledgements. As `viola-lab internal backlog WORDS`:
 //! ```text
-//!     recv PORT SIZE RCVBUF PAUSE_US STOP   takes one stream by reads of SIZE bytes, RCVBUF (0: the kernel's) as its buffer, with a
-//!                                           pause after each read, and closes after STOP bytes (0: at its end); JSON
-//!     send ADDRESS PORT SECONDS             sends for so long, then waits for the other end to close; JSON
-//!     echo PORT SIZE                        answers each SIZE bytes of one stream by a byte
-//!     ask ADDRESS PORT SECONDS SIZE         sends SIZE bytes after the other when the last ones are answered; JSON
-//!     waits FILE                            waits on the backlog in what tracefs has recorded; JSON
-//!     spin                                  uses its CPU
+//!     recv PORT SIZE RCVBUF PAUSE_US STOP   receives one stream in reads of SIZE bytes with a receive buffer of RCVBUF bytes
+//!                                           (0: default) and a pause after each read; closes after STOP bytes (0: at the
+//!                                           end of the stream); prints JSON
+//!     send ADDRESS PORT SECONDS             sends for SECONDS, then waits until the other end closes; prints JSON
+//!     echo PORT SIZE                        replies with one byte to each SIZE bytes of one stream
+//!     ask ADDRESS PORT SECONDS SIZE         sends requests of SIZE bytes, each after the reply to the last; prints JSON
+//!     waits FILE                            evaluates backlog waits in a tracefs trace; prints JSON
+//!     spin                                  keeps its CPU busy
 //! ```
 
 use std::error::Error;

@@ -223,22 +223,23 @@ impl TestBed {
              for i in $(seq 600); do grep -q done /tmp/seen && break; sleep 1; done\nhead -n 1 /tmp/seen"
         ))?;
         let after = self.lanes()?.counts;
-        let seen: Vec<Value> = serde_json::from_str(output.trim())
+        let reports: Vec<Value> = serde_json::from_str(output.trim())
             .map_err(|e| Failure::run(format!("the emulated host's traffic: {e}: {output}")))?;
-        if let Some(broken) = seen.iter().find(|s| s["stream_whole"] != true) {
+        if let Some(broken) = reports.iter().find(|s| s["stream_whole"] != true) {
             return Err(Failure::run(format!("a stream failed: {broken}")));
         }
         if (after.failed, after.kept) != (before.failed, before.kept) {
             let log = self.sh("tail -n 30 /tmp/viola.log")?;
             return Err(Failure::run(format!("a VF was not moved: {log}")));
         }
-        let all = |key: &str| -> Vec<f64> { seen.iter().filter_map(|s| s[key].as_f64()).collect() };
+        let all =
+            |key: &str| -> Vec<f64> { reports.iter().filter_map(|s| s[key].as_f64()).collect() };
         let sum = |key: &str| all(key).iter().sum::<f64>();
         let worst = |key: &str| all(key).into_iter().fold(0.0, f64::max);
         Ok(Reading {
             served: sum("stream_bytes"),
             offered: 0.0,
-            p50_ms: sum("p50_ms") / seen.len().max(1) as f64,
+            p50_ms: sum("p50_ms") / reports.len().max(1) as f64,
             p99_ms: worst("p99_ms"),
             lost: sum("lost"),
             gap_ms: worst("longest_gap_ms"),

@@ -118,7 +118,7 @@ fn run(json: &str) -> Outcome {
     let server = server.transpose()?;
     let (count, over, spec) = (spec.guests.len(), &over, &spec);
     let enough = &AtomicBool::new(false);
-    let seen: Outcome<Vec<TrafficReport>> = std::thread::scope(|scope| {
+    let report: Outcome<Vec<TrafficReport>> = std::thread::scope(|scope| {
         if let Some((tcp, udp)) = &server {
             scope.spawn(move || echo(udp, over));
             scope.spawn(move || serve(tcp, count));
@@ -136,11 +136,11 @@ fn run(json: &str) -> Outcome {
         let joined = guests
             .into_iter()
             .map(|g| g.join().map_err(|_| "a guest's thread failed")?);
-        let seen = joined.collect();
+        let report = joined.collect();
         over.store(true, Ordering::Relaxed);
-        seen
+        report
     });
-    println!("{}", serde_json::to_string(&seen?)?);
+    println!("{}", serde_json::to_string(&report?)?);
     Ok(())
 }
 
@@ -199,14 +199,14 @@ fn check(mut stream: TcpStream) -> Outcome {
     let mut guest = [0; 4];
     stream.read_exact(&mut guest)?;
     let mut bytes = Bytes::of(u32::from_le_bytes(guest));
-    let (mut right, mut expected, mut got) = (0_u64, [0; CHUNK_BYTES], [0; CHUNK_BYTES]);
+    let (mut right, mut expected, mut received) = (0_u64, [0; CHUNK_BYTES], [0; CHUNK_BYTES]);
     let mut filled = 0;
     loop {
-        let n = stream.read(&mut got[filled..])?;
+        let n = stream.read(&mut received[filled..])?;
         filled += n;
         if n == 0 || filled == CHUNK_BYTES {
             bytes.fill(&mut expected[..]);
-            if got[..filled] != expected[..filled] {
+            if received[..filled] != expected[..filled] {
                 break;
             }
             right += filled as u64;
@@ -246,17 +246,17 @@ fn one(spec: &Spec, guest: &GuestSpec, number: u32, enough: &AtomicBool) -> Outc
         let pieces = guest.pieces;
         let pieces = move |now| rate(now).map(|rate| pieces.map_or(rate, |n| 2 * n));
         let sender = scope.spawn(move || send(stream, (number, piece), begin, &pieces));
-        let mut seen = probe(&socket, begin, rate)?;
+        let mut report = probe(&socket, begin, rate)?;
         let (bytes, stall) = sender.join().map_err(|_| "a stream's thread failed")??;
         let mut answer = [0; 8];
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;
         stream.shutdown(std::net::Shutdown::Write)?;
         (&*stream).read_exact(&mut answer)?;
-        seen.netns.clone_from(&guest.netns);
-        seen.stream_bytes = u64::from_le_bytes(answer);
-        seen.stream_whole = seen.stream_bytes == bytes;
-        seen.worst_stall_ms = stall.as_secs_f64() * 1000.0;
-        Ok(seen)
+        report.netns.clone_from(&guest.netns);
+        report.stream_bytes = u64::from_le_bytes(answer);
+        report.stream_whole = report.stream_bytes == bytes;
+        report.worst_stall_ms = stall.as_secs_f64() * 1000.0;
+        Ok(report)
     })
 }
 
@@ -312,7 +312,7 @@ fn probe(
     rate: &(dyn Fn(Instant) -> Option<u32> + Sync),
 ) -> Outcome<TrafficReport> {
     socket.set_nonblocking(true)?;
-    let mut seen = TrafficReport::default();
+    let mut report = TrafficReport::default();
     let mut sent_at: Vec<Duration> = Vec::new();
     let mut back_at: Vec<Option<Duration>> = Vec::new();
     let mut next = begin;
@@ -347,8 +347,8 @@ fn probe(
             }
         }
     }
-    judge(&mut seen, &sent_at, &back_at);
-    Ok(seen)
+    evaluate_replies(&mut report, &sent_at, &back_at);
+    Ok(report)
 }
 
 /// Waits until there is something to receive, at most this long. A socket's own timeout has the resolution of a clock
@@ -361,18 +361,22 @@ fn wait(socket: &UdpSocket, longest: Duration) -> Outcome {
     }
 }
 
-fn judge(seen: &mut TrafficReport, sent_at: &[Duration], back_at: &[Option<Duration>]) {
+fn evaluate_replies(
+    report: &mut TrafficReport,
+    sent_at: &[Duration],
+    back_at: &[Option<Duration>],
+) {
     let ms = |d: Duration| d.as_secs_f64() * 1000.0;
-    seen.sent = sent_at.len() as u64;
+    report.sent = sent_at.len() as u64;
     let mut last: Option<(Duration, Duration)> = None;
     let mut hole = None;
     let trip = |(sent, back): (&Duration, &Option<Duration>)| Some(ms((*back)? - *sent));
     let trips = Sorted::new(sent_at.iter().zip(back_at).filter_map(trip).collect());
-    (seen.p50_ms, seen.p99_ms) = (trips.quantile(0.5), trips.quantile(0.99));
+    (report.p50_ms, report.p99_ms) = (trips.quantile(0.5), trips.quantile(0.99));
     for (sent, back) in sent_at.iter().zip(back_at) {
         match back {
             None => {
-                seen.lost += 1;
+                report.lost += 1;
                 let (_, n) = hole.get_or_insert((sent.as_millis() as u64, 0_u64));
                 *n += 1;
             }
@@ -384,17 +388,17 @@ fn judge(seen: &mut TrafficReport, sent_at: &[Duration], back_at: &[Option<Durat
                         Some(_) => ms(back.saturating_sub(back_before)),
                         None => beyond,
                     };
-                    seen.longest_gap_ms = seen.longest_gap_ms.max(gap);
+                    report.longest_gap_ms = report.longest_gap_ms.max(gap);
                     if gap >= LONG_GAP {
-                        seen.gaps.push((sent.as_millis() as u64, gap));
+                        report.gaps.push((sent.as_millis() as u64, gap));
                     }
                 }
-                seen.holes.extend(hole.take());
+                report.holes.extend(hole.take());
                 last = Some((*sent, *back));
             }
         }
     }
-    seen.holes.extend(hole);
+    report.holes.extend(hole);
 }
 
 #[cfg(test)]
@@ -406,11 +410,11 @@ mod tests {
         let ms = Duration::from_millis;
         let sent: Vec<Duration> = (0..6).map(|i| ms(i * 10)).collect();
         let back = [Some(ms(1)), None, None, Some(ms(31)), Some(ms(41)), None];
-        let mut seen = TrafficReport::default();
-        judge(&mut seen, &sent, &back);
-        assert_eq!((seen.sent, seen.lost), (6, 3));
-        assert_eq!(seen.holes, [(10, 2), (50, 1)]);
-        assert!((seen.longest_gap_ms - 30.0).abs() < 1e-9);
+        let mut report = TrafficReport::default();
+        evaluate_replies(&mut report, &sent, &back);
+        assert_eq!((report.sent, report.lost), (6, 3));
+        assert_eq!(report.holes, [(10, 2), (50, 1)]);
+        assert!((report.longest_gap_ms - 30.0).abs() < 1e-9);
     }
 
     #[test]

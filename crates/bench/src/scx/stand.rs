@@ -2,21 +2,24 @@
 //! Runs processes that stand in for VMs on one core under a given mechanism. The benchmark and the test bed of
 //! sched_ext run it in a guest whose kernel has sched_ext, as `viola-lab internal stand WORDS`:
 //! ```text
-//!     probe                             whether this kernel takes the scheduler, and what verifying costs
+//!     probe                             tests whether this kernel accepts the scheduler, and the cost of verification
 //!     run MECHANISM CPU[,TURBO] SECONDS VM...
-//!                                       what each VM got, and how fast the first one answered; JSON
-//!     hold PROGRAM FILE                 has another sched_ext scheduler at work as long as the file is there
+//!                                       prints each VM's share and the reply times of the first VM as JSON
+//!     hold PROGRAM FILE                 runs another sched_ext scheduler as long as FILE exists
 //!     eject CPU                         never runs one VM, until the kernel ends the scheduler
-//!     policies PID...                   scheduling policy and CPU time (ns) of processes
-//!     vm VCPUS WORK SLEEP -name NAME    as a program called qemu-system-*: threads named as QEMU's, which work and sleep for so
-//!                                       many microseconds in turn
+//!     policies PID...                   prints scheduling policy and CPU time (ns) of processes
+//!     vm VCPUS WORK SLEEP -name NAME    imitates QEMU (the program must be called qemu-system-*): its vCPU threads work
+//!                                       WORK us and sleep SLEEP us in turn
 //! ```
 //! MECHANISM is stock, eevdf, slots, sched_ext, tick (sched_ext without timers), or the path of another sched_ext
-//! scheduler, which has to be at work. VM is CLASS:KIND with further ,weight=N ,cap=PERMILLE ,micro=US ,threads=N ,reserve=PERMILLE (the first
-//! one's holds for all). CLASS is ls, batch, turbo (its first thread is its turbo vCPU: on CPU TURBO where the mechanism
-//! knows such; two threads if nothing is said) or fair (no VM but a program of the host); KIND is what the first thread
-//! does: busy (answers between two pieces of work), idle (sleeps until asked), spin, or a number: runs for so many
-//! thousandths of the time, in turns of a millisecond. The others spin.
+//! scheduler that is already active. VM is CLASS:KIND, followed by any of ,weight=N ,cap=PERMILLE ,micro=US ,threads=N
+//! ,reserve=PERMILLE (the first VM's reserve applies to all).
+//!
+//! CLASS is ls, batch, turbo or fair. A turbo VM's first thread is its turbo vCPU, on CPU TURBO if the mechanism
+//! supports that; the default is two threads. fair is a host program instead of a VM.
+//!
+//! KIND is the work of the first thread: busy (replies between two pieces of work), idle (sleeps until a request), spin,
+//! or a number N (runs N thousandths of the time, in turns of one millisecond). All other threads spin.
 
 mod other;
 mod process;

@@ -82,7 +82,6 @@ pub fn pattern_bytes(size: usize) -> Vec<u8> {
 
 /// Creates an image with all blocks allocated on the host's disk, as after much writing. Otherwise block allocation
 /// would dominate writes on every side.
-/// time goes into finding one, whoever writes.
 fn fill(image: &Path) -> std::io::Result<()> {
     let mut file = File::create(image)?;
     let zeros = vec![0; 8 << 20];

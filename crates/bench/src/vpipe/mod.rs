@@ -231,12 +231,15 @@ impl<'a> Run<'a> {
         let web = [self.bed()?.web()?.pid()];
         let begun = self.bed()?.counters()?.begun;
         let (guest, total) = (self.sampler.vms(&web)?, busy()?);
-        let seen = self.seen(cell, side, ask)?;
+        let clients = self.run_clients(cell, side, ask)?;
         let total = busy()? - total;
         let guest: f64 = self.sampler.vms(&web)?.seconds_since(&guest).iter().sum();
         if side == Side::Viola && cell.is_given_away() {
             // Where hand-overs are timed, every reply must be one.
-            let least = seen.turns.as_ref().map_or(1, |turns| turns.first_ms.len());
+            let least = clients
+                .turns
+                .as_ref()
+                .map_or(1, |turns| turns.first_ms.len());
             self.check_moved(cell, begun, least as u64)?;
         }
         if matches!(cell.work, Work::Upload | Work::Backup) {
@@ -249,9 +252,9 @@ impl<'a> Run<'a> {
             ))?;
         }
         Ok(Reading {
-            received: seen.received,
-            beside: seen.beside,
-            turns: seen.turns,
+            received: clients.received,
+            beside: clients.beside,
+            turns: clients.turns,
             guest,
             host: total,
         })
@@ -321,11 +324,11 @@ impl<'a> Run<'a> {
     }
 
     /// Runs the clients.
-    fn seen(&mut self, cell: &Cell, side: Side, ask: Request<'_>) -> Outcome<Received> {
+    fn run_clients(&mut self, cell: &Cell, side: Side, ask: Request<'_>) -> Outcome<Received> {
         let length = cell.length(side, self.quick);
         let Request { to, path, file } = ask;
-        let mut seen = Received::default();
-        seen.received = match cell.work {
+        let mut clients = Received::default();
+        clients.received = match cell.work {
             Work::Nginx | Work::Written | Work::Lighttpd | Work::Proxy | Work::Given => {
                 let loaded = || {
                     // The client's core makes a difference of up to a factor of two on either side, so it is fixed.
@@ -345,13 +348,13 @@ impl<'a> Run<'a> {
                 };
                 let (received, beside) =
                     self.bed()?.at_clients(|| load_both(ask, small, length))??;
-                seen.beside = Some(beside);
+                clients.beside = Some(beside);
                 received
             }
             Work::Times => {
                 let loaded = || times::load(to, file, length, least(side));
                 let (received, turns) = self.bed()?.at_clients(loaded)??;
-                seen.turns = Some(turns);
+                clients.turns = Some(turns);
                 received
             }
             Work::Wrk => {
@@ -374,7 +377,7 @@ impl<'a> Run<'a> {
             }
             Work::Backup => self.copies(cell, side, path, length)?,
         };
-        Ok(seen)
+        Ok(clients)
     }
 
     /// Copies a file for this long.
@@ -402,10 +405,10 @@ impl Run<'_> {
                 return Ok(());
             }
             if started.elapsed() > STATUS_INTERVAL {
-                let says = self.bed()?.agent_says()?;
+                let agent_status = self.bed()?.agent_says()?;
                 let cell = cell.name();
                 let why = format!(
-                    "{cell}: the host has moved {moved} of {least}; the agent says:\n{says}\nthe daemon: {}",
+                    "{cell}: the host has moved {moved} of {least}; the agent says:\n{agent_status}\nthe daemon: {}",
                     self.bed()?.daemon_says()
                 );
                 return Err(Failure::run(why));

@@ -108,18 +108,24 @@ fn hand_overs(cell: &Cell, row: &RowBuilder<'_>) -> Vec<Row> {
     let mut all = Vec::new();
     for (name, q, most) in [("p50", 0.5, 0.5), ("p99", 0.99, 2.0)] {
         let first = |r: &Reading| Sorted::new(r.turns.as_ref()?.first_ms.clone()).quantile(q);
-        let back = |r: &Reading| Sorted::new(r.turns.as_ref()?.back_ms.clone()).quantile(q);
+        let call_return =
+            |r: &Reading| Sorted::new(r.turns.as_ref()?.return_ms.clone()).quantile(q);
         let first = row(&format!(", call to first byte, {name}"), "ms", &first);
         // Without the library the call returns before the bytes arrive.
-        let back = row(&format!(", last byte to return, {name}"), "ms", &back).only(&["viola"]);
-        all.extend([first, back].map(|row| match cell.busy {
+        let call_return = row(
+            &format!(", last byte to return, {name}"),
+            "ms",
+            &call_return,
+        )
+        .only(&["viola"]);
+        all.extend([first, call_return].map(|row| match cell.busy {
             false => row.goal(Goal::FigureAtMost(most), "viola"),
             true => row,
         }));
     }
     all.sort_by_key(|row| row.name.contains("return"));
-    let unsure = |r: &Reading| Some(r.turns.as_ref()?.unsure_ms);
-    all.push(row(", uncertainty of these", "ms", &unsure));
+    let clock_error = |r: &Reading| Some(r.turns.as_ref()?.clock_error_ms);
+    all.push(row(", uncertainty of these", "ms", &clock_error));
     all
 }
 
@@ -155,13 +161,13 @@ mod tests {
     }
     #[test]
     fn hand_overs_have_their_goals_where_the_core_is_free() {
-        let reading = |first: f64, back: f64| Reading {
+        let reading = |first: f64, call_return: f64| Reading {
             received: Response::default(),
             beside: None,
             turns: Some(Handovers {
                 first_ms: vec![first; 99],
-                back_ms: vec![back; 99],
-                unsure_ms: 0.01,
+                return_ms: vec![call_return; 99],
+                clock_error_ms: 0.01,
             }),
             guest: 0.0,
             host: 0.0,
@@ -178,16 +184,25 @@ mod tests {
             found.add(cell, Side::Viola, reading(0.6, 0.4));
         }
         let rows = found.rows();
-        let told = |at: usize| {
+        let named_row = |at: usize| {
             let row: &Row = &rows[at];
             (row.name.as_str(), row.median("viola"), row.met)
         };
         let first = "vpipe_file, 2 MiB, call to first byte";
-        let back = "vpipe_file, 2 MiB, last byte to return";
+        let call_return = "vpipe_file, 2 MiB, last byte to return";
         assert_eq!(rows.len(), 10);
-        assert_eq!(told(0), (&*format!("{first}, p50"), Some(0.6), Some(false)));
-        assert_eq!(told(1), (&*format!("{first}, p99"), Some(0.6), Some(true)));
-        assert_eq!(told(2), (&*format!("{back}, p50"), Some(0.4), Some(true)));
+        assert_eq!(
+            named_row(0),
+            (&*format!("{first}, p50"), Some(0.6), Some(false))
+        );
+        assert_eq!(
+            named_row(1),
+            (&*format!("{first}, p99"), Some(0.6), Some(true))
+        );
+        assert_eq!(
+            named_row(2),
+            (&*format!("{call_return}, p50"), Some(0.4), Some(true))
+        );
         assert_eq!(rows[2].median("stock"), None);
         assert!(rows[4..].iter().all(|row| row.goal.is_none()));
     }

@@ -35,9 +35,9 @@ pub struct Handovers {
     /// From the call to the first byte, milliseconds.
     pub first_ms: Vec<f64>,
     /// From the last byte to the return, milliseconds.
-    pub back_ms: Vec<f64>,
+    pub return_ms: Vec<f64>,
     /// Maximum error of the clock difference, milliseconds.
-    pub unsure_ms: f64,
+    pub clock_error_ms: f64,
 }
 
 /// Bounds of the difference between the guest's clock and the host's, ns.
@@ -97,11 +97,11 @@ fn turns(all: &[Turn], difference: ClockOffset) -> Outcome<Handovers> {
             .iter()
             .map(|turn| ms(turn.call - difference, turn.first))
             .collect(),
-        back_ms: all
+        return_ms: all
             .iter()
             .map(|turn| ms(turn.last, turn.back - difference))
             .collect(),
-        unsure_ms: unsure as f64 / 1e6,
+        clock_error_ms: unsure as f64 / 1e6,
     })
 }
 
@@ -246,7 +246,7 @@ mod tests {
             back: 1_010_000_000,
         };
         let found = turns(&[turn], difference).unwrap();
-        assert_eq!((found.first_ms, found.back_ms), (vec![0.5], vec![1.0]));
-        assert_eq!(found.unsure_ms, 0.0);
+        assert_eq!((found.first_ms, found.return_ms), (vec![0.5], vec![1.0]));
+        assert_eq!(found.clock_error_ms, 0.0);
     }
 }

@@ -84,7 +84,7 @@ const fn line(row: &'static str, paper: &'static str) -> PaperRow {
 }
 
 /// Rows of the paper without a row here, and the reason.
-const NONE: [(&str, &str); 1] = [("Sqoop export", "not run: Sqoop is a retired project")];
+const MISSING_ROWS: [(&str, &str); 1] = [("Sqoop export", "not run: Sqoop is a retired project")];
 
 /// Table of a result file, in Markdown.
 pub fn table(file: &Path) -> Outcome<String> {
@@ -94,8 +94,8 @@ pub fn table(file: &Path) -> Outcome<String> {
     );
     for PaperRow { row: name, paper } in PAPER_ROWS {
         let row = rows.iter().find(|row| row["name"] == name);
-        let none = NONE.iter().find(|(row, _)| *row == name);
-        let here = match (row.and_then(here), none) {
+        let missing = MISSING_ROWS.iter().find(|(row, _)| *row == name);
+        let here = match (row.and_then(here), missing) {
             (Some(here), _) => here,
             (None, Some((_, why))) => format!("{why} | |"),
             (None, None) => "not measured | |".into(),
@@ -156,8 +156,8 @@ mod tests {
         use super::super::work::Work;
         for line in PAPER_ROWS {
             let known = Work::ALL.iter().any(|w| line.row.starts_with(&w.name()));
-            let none = NONE.iter().any(|(row, _)| *row == line.row);
-            assert!(known || none, "{}", line.row);
+            let missing = MISSING_ROWS.iter().any(|(row, _)| *row == line.row);
+            assert!(known || missing, "{}", line.row);
         }
     }
 }
