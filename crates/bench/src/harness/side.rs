@@ -350,7 +350,7 @@ impl Daemon {
         )))
     }
 
-    /// Last lines of the daemon's log.
+    /// Last lines of the daemon's log, for errors.
     fn log_tail(&self) -> String {
         let log = fs::read_to_string(self.folder.0.join("log")).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();

@@ -263,14 +263,14 @@ impl TestBed {
         let received = load::call(from, self.address()?, &options).map_err(lab_failure)?;
         let of = |arrivals: &[_]| Quality::of(up, arrivals, PLAYOUT_BUFFER_MS);
         let (up, down) = (of(&received.up), of(&received.down));
-        let late_share: Vec<f64> = [up, down].into_iter().flatten().map(|q| q.late).collect();
-        let lost = |way: Option<Quality>| Some(way.map_or(100.0, |q| q.lost));
+        let discarded: Vec<f64> = [up, down].into_iter().flatten().map(|q| q.late).collect();
+        let lost = |direction: Option<Quality>| Some(direction.map_or(100.0, |q| q.lost));
         let mut found = vec![up.map(|q| q.jitter_ms)];
         match lines {
             1 => found.push(down.map(|q| q.jitter_ms)),
             _ => found.extend([lost(up), lost(down)]),
         }
-        found.push(average(&late_share));
+        found.push(average(&discarded));
         Ok(found)
     }
 

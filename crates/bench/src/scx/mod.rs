@@ -65,9 +65,9 @@ struct Cell {
     shift: u32,
 }
 
-/// The slowest emulated clock that keeps the run time within hours.
+/// Slow emulated CPU, 8 ns per instruction. A faster one would make a run take hours.
 const MAX_SHIFT: u32 = 3;
-/// Closer to a real core, for figures that depend on the cost of a decision.
+/// Faster emulated CPU, 2 ns per instruction, for figures that depend on the cost of a decision.
 const FAST: u32 = 1;
 
 const CELLS: [Cell; 8] = [

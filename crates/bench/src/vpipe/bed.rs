@@ -220,12 +220,12 @@ impl<'a> TestBed<'a> {
     }
 
     /// Status and refusals of the guest's agent.
-    pub fn agent_says(&self) -> Outcome<String> {
+    pub fn agent_status(&self) -> Outcome<String> {
         self.sh("viola-agent --config /run/viola/agent.toml status")
     }
 
     /// Last lines of the daemon's log.
-    pub fn daemon_says(&self) -> String {
+    pub fn daemon_log(&self) -> String {
         self.fixtures.daemon.log_tail()
     }
 

@@ -60,11 +60,11 @@ impl Cell {
             (Work::Curl, MAX_FILE_BYTES, 1),
         ];
         let times = Self::TIMED_SIZES.map(|size| (Work::Times, size, 1));
-        let natively = Self::TIMED_SIZES.map(|size| (Work::Native, size, 1));
-        let natively = natively
+        let native = Self::TIMED_SIZES.map(|size| (Work::Native, size, 1));
+        let native = native
             .into_iter()
             .chain([(Work::NativeWeb, MAX_FILE_BYTES, 1)]);
-        let cells: Vec<_> = nginx.chain(others).chain(times).chain(natively).collect();
+        let cells: Vec<_> = nginx.chain(others).chain(times).chain(native).collect();
         let mut all = Vec::new();
         for busy in [false, true] {
             // Native cells have no guest and so no neighbours.
@@ -105,7 +105,7 @@ impl Cell {
     }
 
     /// Duration of a side per round.
-    fn whole_length(&self, side: Side, quick: bool) -> Duration {
+    fn round_length(&self, side: Side, quick: bool) -> Duration {
         let ms = match (self.work, self.busy) {
             (Work::Given, false) => 600,
             (Work::Given, true) => 1200,
@@ -120,7 +120,7 @@ impl Cell {
             (_, true) => 3000,
         };
         let ms = match (self.work, side) {
-            // These cells are many.
+            // The stock side needs only half the time.
             (Work::Times | Work::Native, Side::Stock) => ms / 2,
             _ => ms,
         };
@@ -129,12 +129,12 @@ impl Cell {
 
     /// Duration of one turn of a side.
     pub fn length(&self, side: Side, quick: bool) -> Duration {
-        let whole = self.whole_length(side, quick);
+        let length = self.round_length(side, quick);
         match self.work {
             // wrk counts whole seconds.
-            Work::Wrk => whole,
-            _ if self.is_given_away() => whole,
-            _ => whole / (2 * DOUBLE_TURNS as u32),
+            Work::Wrk => length,
+            _ if self.is_given_away() => length,
+            _ => length / (2 * DOUBLE_TURNS as u32),
         }
     }
 

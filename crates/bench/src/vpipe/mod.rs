@@ -280,7 +280,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Returns nothing for work without a guest.
+    /// Measures a cell without a guest.
     fn run_native(&mut self, cell: &Cell, side: Side) -> Outcome<Reading> {
         let file = &pattern_bytes(cell.size);
         let native = match self.native.take() {
@@ -311,7 +311,10 @@ impl<'a> Run<'a> {
         let moved = native.begun()?.saturating_sub(begun);
         let fewest = turns.as_ref().map_or(1, |turns| turns.first_ms.len());
         if side == Side::Viola && moved < fewest as u64 {
-            let why = format!("{}: the host has moved {moved}", cell.name());
+            let why = format!(
+                "{}: the host took over only {moved} of {fewest} connections",
+                cell.name()
+            );
             return Err(Failure::run(why));
         }
         Ok(Reading {
@@ -339,7 +342,7 @@ impl<'a> Run<'a> {
                 };
                 self.bed()?.at_clients(loaded)??
             }
-            Work::Native | Work::NativeWeb => return Err(Failure::run("it has no guest")),
+            Work::Native | Work::NativeWeb => return Err(Failure::run("native work has no guest")),
             Work::Beside => {
                 let small = Request {
                     to,
@@ -405,11 +408,11 @@ impl Run<'_> {
                 return Ok(());
             }
             if started.elapsed() > STATUS_INTERVAL {
-                let agent_status = self.bed()?.agent_says()?;
+                let agent_status = self.bed()?.agent_status()?;
                 let cell = cell.name();
                 let why = format!(
-                    "{cell}: the host has moved {moved} of {least}; the agent says:\n{agent_status}\nthe daemon: {}",
-                    self.bed()?.daemon_says()
+                    "{cell}: the host took over {moved} of {least} connections; the agent reports:\n{agent_status}\nthe daemon: {}",
+                    self.bed()?.daemon_log()
                 );
                 return Err(Failure::run(why));
             }

@@ -6,7 +6,7 @@
 //!
 //! - *call to first byte* lasts from the library's call until the client gets the first byte that the host sends, and
 //! - *last byte to return* lasts from the last byte, which the client's kernel acknowledges at once, until the program
-//! has the count and may write to the connection again.
+//!   has the count and may write to the connection again.
 //!
 //! Both are end to end: they include waits for the guest's core and the client's own wake-up. (Agent and worker could
 //! each time their phases by one clock, but this would miss the ways between them, the larger part. The difference to a

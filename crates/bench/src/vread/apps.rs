@@ -205,7 +205,7 @@ impl<'a> TestBed<'a> {
         Ok(())
     }
 
-    /// Clears a small file in the client's guest.
+    /// Truncates a file in the client's guest.
     fn empty(&self, path: &str) -> Outcome {
         sh(guest(self.lab, CLIENT)?, &format!(": > {ROOT}{path}")).map(drop)
     }

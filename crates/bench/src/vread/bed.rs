@@ -33,7 +33,7 @@ const NEIGHBOURS: [&str; 2] = ["vread-busy1", "vread-busy2"];
 pub(super) const MOUNT: &str = "/vread";
 /// Copies of the blocks on the client's own disk.
 pub(super) const OWN_BLOCKS: &str = "/mnt/blocks";
-/// The guest agent as packaged.
+/// Configuration of the guest agent, as packaged.
 pub(super) const AGENT: &str = "data = ['/mnt/data']\ndatanode = '127.0.0.1:9866'\n";
 /// Maximum number of names per command, because a console line holds 4 KiB.
 const MAX_NAMES_PER_COMMAND: usize = 20;

@@ -121,7 +121,7 @@ pub fn run(vread: &Vread) -> Outcome {
     failed.map_or(Ok(()), Err)
 }
 
-/// Guests, HDFS, the file, and warm code.
+/// Approximate time to boot the guests, start HDFS, write the file and warm up.
 fn start(sizes: &Sizes) -> Duration {
     Duration::from_secs(45 + u64::from(4 * sizes.warm_s))
 }
@@ -259,7 +259,7 @@ impl Run {
         round: usize,
     ) -> Outcome<Reading> {
         let sizes = self.sizes;
-        // Settle before any write: an append soon after a write finds no name yet, as in use.
+        // Start the agent before any write: a file that is appended to at once has no name yet, as in production.
         bed.choose_agent(work, side)?;
         // The file to append to or the files to delete must exist.
         match work {
