@@ -65,10 +65,10 @@ fn rows(cell: &Cell, sides: &BTreeMap<Side, Vec<Reading>>) -> Vec<Row> {
         return hand_overs(cell, &row);
     }
     let rate = |r: &Reading| Some(mib(r) / r.received.seconds);
-    let whole = row("", "MiB/s", &rate).against("viola", "stock");
+    let throughput = row("", "MiB/s", &rate).against("viola", "stock");
     let mut all = vec![match cell.goal() {
-        Some(goal) => whole.goal(goal, "viola"),
-        None => whole,
+        Some(goal) => throughput.goal(goal, "viola"),
+        None => throughput,
     }];
     if cell.work == Work::Nginx && cell.sides().contains(&Side::Host) {
         let limit = row(", of the host's own", "MiB/s", &rate).only(&["viola", "host"]);
@@ -83,7 +83,8 @@ fn rows(cell: &Cell, sides: &BTreeMap<Side, Vec<Reading>>) -> Vec<Row> {
         let guest = row(", guest's CPU", "s/GiB", &guest).only(&["stock", "viola"]);
         let guest = guest.against("viola", "stock");
         all.push(match cell.work {
-            // Whichever side runs first allocates the file's blocks; only the other one is compared.
+            // A guest that writes a file must allocate its blocks on either side, so there is no CPU goal. `Written` is
+            // only a comparison.
             Work::Upload | Work::Backup | Work::Written => guest,
             _ => guest.goal(Goal::AtMost(0.05), "viola"),
         });

@@ -110,7 +110,7 @@ impl Work {
     /// Port of a side's server.
     pub fn port(self, side: Side) -> u16 {
         let first = match self {
-            // Without the library no second server is needed.
+            // The stock side uses the ordinary server at port 80.
             Self::Given if side == Side::Viola => 140,
             Self::Written if side == Side::Stock => 160,
             Self::Nginx | Self::Written | Self::Beside | Self::Given | Self::Wrk | Self::Curl => 80,
