@@ -20,7 +20,7 @@ fn an_empty_file_is_all_defaults() {
 }
 
 #[test]
-fn the_sample_is_the_default_configuration_with_every_key_in_it() {
+fn the_sample_is_the_default_configuration() {
     let sample = include_str!("../../../dist/viola.toml");
     let c = parse(sample).unwrap();
     assert_eq!(c.daemon, Daemon::default());
@@ -43,48 +43,6 @@ fn the_sample_is_the_default_configuration_with_every_key_in_it() {
     assert!(
         vm.class.is_some() && vm.microslice.is_some() && vm.weight.is_some() && vm.cap.is_some()
     );
-    for key in [
-        "socket",
-        "group",
-        "interval",
-        "state_dir",
-        "run_dir",
-        "enabled",
-        "mechanism",
-        "cores",
-        "mode",
-        "batch_slice",
-        "auto",
-        "force",
-        "name",
-        "class",
-        "microslice",
-        "weight",
-        "cap",
-        "allow",
-        "sockets",
-        "vmm_user",
-        "user",
-        "uid",
-        "blocks",
-        "extents",
-        "names_per_s",
-        "vms",
-        "listen",
-        "key",
-        "certificate",
-        "address",
-        "fingerprint",
-        "datanodes",
-        "agent",
-        "qmp",
-        "device",
-        "path",
-        "format",
-        "backing",
-    ] {
-        assert!(sample.contains(&format!("{key} = ")), "{key}");
-    }
 }
 
 #[test]
