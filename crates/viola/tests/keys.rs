@@ -26,7 +26,7 @@ fn a_key_is_made_once_shown_as_often_as_wanted_and_never_overwritten() {
         "{said}"
     );
     let said = refusal(&keys("init", &["--host", "no good"]), 2);
-    assert!(said.contains("\"no good\" is no name for a host"), "{said}");
+    assert!(said.contains("\"no good\" is not a host name"), "{said}");
     let made = keys("init", &["--host", "hosta"]);
     assert!(made.status.success(), "{}", stderr(&made));
     let key = dir.path().join("host.key");
