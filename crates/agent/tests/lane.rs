@@ -370,7 +370,7 @@ fn a_kill_with_the_vf_active_is_restored_or_continued() {
     );
     bench.is_as_before();
     let said = bench.sh(&format!("{} restore", bench.program()));
-    assert!(said.contains("nothing to be put back"), "{said}");
+    assert!(said.contains("nothing to restore"), "{said}");
     bench.revoke().unwrap();
     assert_eq!(bench.presence(), Presence::Absent);
     // the agent dies while the VF is being reclaimed

@@ -83,7 +83,7 @@ fn io_moves_to_the_turbo_vcpu_applications_off_it_and_the_end_restores_all() {
         "interrupt 28 (virtio1-req.0)",
         "interrupt 29 (virtio1-req.1)",
     ] {
-        let says = format!("{interrupt}: the kernel lets nobody set its affinity");
+        let says = format!("{interrupt}: the kernel does not let its affinity be set");
         assert!(left.contains(&says), "{left}");
     }
     assert!(

@@ -256,9 +256,9 @@ fn without_a_terminal_or_a_recording_it_is_one_sentence() {
     let said = refusal(&output(&["top", "--replay", "/nonexistent"]), 2);
     assert!(said.contains("/nonexistent"), "{said}");
     let said = refusal(&output(&["top", "--replay", "/etc/hostname"]), 2);
-    assert!(said.contains("no recording"), "{said}");
+    assert!(said.contains("not a recording"), "{said}");
     let said = refusal(&output(&["record", "/etc/hostname"]), 1);
-    assert!(said.contains("/etc/hostname: it is there"), "{said}");
+    assert!(said.contains("/etc/hostname: the file exists"), "{said}");
     let said = refusal(&output(&["record", "/tmp/x", "--interval", "5"]), 2);
     assert!(said.contains("interval: \"5\" has no unit"), "{said}");
 }

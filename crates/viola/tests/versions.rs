@@ -113,7 +113,10 @@ fn a_daemon_that_tells_less_than_is_needed_is_told_to_be_of_another_version() {
     let between = Between::start(d.socket(), less);
     for args in [&["status"][..], &["vms"]] {
         let said = refusal(&between.ask(args), 1);
-        assert!(said.contains("no viola daemon of this version"), "{said}");
+        assert!(
+            said.contains("not a viola daemon of this version"),
+            "{said}"
+        );
         assert!(said.contains("missing field"), "{said}");
     }
 }

@@ -405,7 +405,7 @@ fn a_wrong_configuration_is_refused_with_its_line() {
             "reader: \"a*\" is a pattern",
         ),
         ("[vread]\nallowed = []", "unknown key allowed"),
-        ("[vread]\nuser = \"root\"", "cannot run as root"),
+        ("[vread]\nuser = \"root\"", "root is not allowed"),
         (
             "[[vm]]\nname = \"a\"\n[vm.vread]\nimages = []",
             "unknown key images",
