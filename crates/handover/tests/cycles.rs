@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Connections of real kernels go from socket to socket while bytes flow both ways.
+//! Connections of real kernels move between sockets while bytes flow both ways.
 #![allow(clippy::unwrap_used)]
 
 mod wire;
@@ -19,12 +19,12 @@ use wire::{Way, Wire};
 
 const PORT: u16 = 8080;
 
-/// The byte at a place of one of the two streams.
+/// The expected byte at position `at` of the stream with this seed.
 fn byte(at: u64, seed: u64) -> u8 {
     (at.wrapping_mul(2_654_435_761) >> 13 ^ at >> 3 ^ seed) as u8
 }
 
-/// A wire and a connection over it whose server end is at the old place.
+/// A wire and a TCP connection over it whose server end is in the namespace `old`.
 fn connected(client: &str, server: &str) -> (Wire, TcpStream, TcpStream) {
     let server: IpAddr = server.parse().unwrap();
     let wire = Wire::new(client.parse().unwrap(), server);
@@ -37,7 +37,7 @@ fn connected(client: &str, server: &str) -> (Wire, TcpStream, TcpStream) {
     (wire, client, server)
 }
 
-/// One end's traffic: what it sends and what it has to receive follows from the place in the stream.
+/// The traffic of one end. The position in each stream determines the bytes to send and to expect.
 struct Talk {
     sent: u64,
     received: u64,
@@ -77,7 +77,7 @@ impl Talk {
     }
 }
 
-/// A client that sends and receives all the time; its answer is how much of both.
+/// A client that sends and receives until the flag is set; its thread returns the bytes sent and received and the stream.
 fn chatter(client: TcpStream) -> (Arc<AtomicBool>, JoinHandle<(u64, u64, TcpStream)>) {
     let end = Arc::new(AtomicBool::new(false));
     let stop = end.clone();
@@ -91,7 +91,8 @@ fn chatter(client: TcpStream) -> (Arc<AtomicBool>, JoinHandle<(u64, u64, TcpStre
         while !stop.load(Ordering::SeqCst) {
             talk.send(&client, 3000);
             talk.receive(&client);
-            // a gap is to lose some segments, and not hundreds, which its kernel sends again one by one
+            // With this pause a hand-over loses a few segments. Without it, hundreds get lost, and the kernel sends them again
+            // one by one.
             std::thread::sleep(Duration::from_micros(300));
         }
         (talk.sent, talk.received, client)
@@ -99,12 +100,12 @@ fn chatter(client: TcpStream) -> (Arc<AtomicBool>, JoinHandle<(u64, u64, TcpStre
     (end, thread)
 }
 
-/// Takes the connection out of one socket and puts it into the other, with its packets held back meanwhile.
+/// Extracts the connection from one socket and restores it into the other. The wire drops its packets meanwhile.
 fn hand(wire: &Wire, from: &OwnedFd, to: &OwnedFd, way: Way) -> TcpState {
     wire.lead(Way::Nowhere);
     let state = extract(from.as_fd()).unwrap().detach();
     disconnect_silently(from.as_fd()).unwrap();
-    // its timers went on until then
+    // The timers of the old socket ran until the disconnect.
     wire.settle();
     let ready = restore(to.as_fd(), &state).unwrap();
     wire.lead(way);
@@ -152,14 +153,14 @@ fn cycles(client: &str, server: &str, loss: u32, count: usize) {
         speak(&mut talk, &there, 40_000);
         let state = hand(&wire, &other, &old, Way::Old);
         queued += state.queued() + state.unread.len();
-        // the next round needs a socket that was not bound before
+        // The next round needs a socket that was never bound.
         disconnect_silently(other.as_fd()).unwrap();
     }
     assert!(queued > 0, "never was anything under way");
     wire.lose(0);
     end.store(true, Ordering::SeqCst);
     let (sent, received, client) = chatter.join().unwrap();
-    // what is left comes, too
+    // The remaining bytes arrive, too.
     let begun = Instant::now();
     let mut rest = Talk {
         sent,
@@ -193,12 +194,12 @@ fn the_same_with_lost_packets() {
     cycles("10.99.0.1", "10.99.0.2", 20, 4);
 }
 
-/// Sizes of a socket's buffers, and which are locked.
+/// Buffer sizes of a socket, and which of them are locked.
 fn buffers(stream: &TcpStream) -> SocketBuffers {
     let option = |name: i32| {
         let (mut value, mut size) = (0_i32, 4);
         let to = (&raw mut value).cast();
-        // SAFETY: one int is written, and the size of it.
+        // SAFETY: the kernel writes one int and its size.
         let done = unsafe {
             libc::getsockopt(
                 stream.as_raw_fd(),
@@ -231,7 +232,7 @@ fn a_connection_comes_back_into_the_socket_that_it_has_left() {
     let mut five = [0; 5];
     for round in 0..6 {
         let own = buffers(&server);
-        // sometimes with bytes that nobody has read, before and after
+        // Some rounds leave unread bytes in the receive queue before and after the hand-over.
         if round % 3 == 1 {
             client.write_all(b"early").unwrap();
             while server.peek(&mut five).unwrap() < 5 {}
@@ -288,7 +289,7 @@ fn buffers_that_have_to_be_larger_are_made_so() {
     wire.lead(Way::Nowhere);
     let mut state = extract(server.as_fd()).unwrap().detach();
     let own = state.buffers;
-    // as of a socket elsewhere that has received much
+    // The state comes from a socket whose receive buffer has grown.
     state.buffers.receive = 3 * own.receive;
     let ready = restore_in_place(server.as_fd(), &state, own).unwrap();
     wire.lead(Way::Old);
@@ -324,7 +325,7 @@ fn a_fin_of_the_peer_is_told() {
     wire.lead(Way::Nowhere);
     let state = extract(server.as_fd()).unwrap().detach();
     assert!(state.peer_finished);
-    // the other way goes on
+    // The server can still send to the client.
     disconnect_silently(server.as_fd()).unwrap();
     let socket = wire.new.socket(state.local);
     let ready = restore(socket.as_fd(), &state).unwrap();
@@ -357,10 +358,10 @@ fn what_is_no_established_connection_is_refused_and_left_alone() {
         extract(stream.as_fd()),
         Err(Error::NotTransferable(_))
     ));
-    // neither is in repair mode now
+    // Neither socket is left in repair mode.
     for fd in [listener.as_raw_fd(), stream.as_raw_fd()] {
         let (mut on, mut size) = (1i32, 4);
-        // SAFETY: one int is written, and the size of it.
+        // SAFETY: the kernel writes one int and its size.
         unsafe {
             libc::getsockopt(
                 fd,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A connection that has received something behind a gap changes hands without it.
+//! A hand-over drops segments that a connection has received out of order behind a gap.
 #![allow(clippy::unwrap_used)]
 
 mod wire;
@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 use viola_handover::{disconnect_silently, extract, restore};
 use wire::{Way, Wire};
 
-/// Lets a socket not hear the segment that begins here (classic BPF, as tcp_filter() of the kernel runs it: from the TCP head on).
+/// Attaches a classic BPF filter to a socket that drops the segment with this sequence number. The kernel runs it in
+/// tcp_filter(), on the segment from the TCP header on.
 fn be_deaf_to(stream: &TcpStream, number: u32) {
     let code = [
-        // the word at 4, the segment's number; as it is: nothing of it is left; else all of it
+        // The word at offset 4 is the sequence number. The filter drops the segment on a match and passes all of it otherwise.
         (0x20, 0, 0, 4),
         (0x15, 0, 1, number),
         (0x06, 0, 0, 0),
@@ -26,7 +27,7 @@ fn be_deaf_to(stream: &TcpStream, number: u32) {
         len: code.len() as u16,
         filter: code.as_mut_ptr(),
     };
-    // SAFETY: the kernel copies the program, which lives until it has.
+    // SAFETY: the kernel copies the program during the call.
     let done = unsafe {
         libc::setsockopt(
             stream.as_raw_fd(),
@@ -39,10 +40,10 @@ fn be_deaf_to(stream: &TcpStream, number: u32) {
     assert_eq!(done, 0);
 }
 
-/// Segments that the peer has told to have got behind a gap.
+/// The number of segments that the peer has acknowledged selectively (SACK) behind a gap.
 fn behind_a_gap(stream: &TcpStream) -> u32 {
     let (mut info, mut size) = ([0_u32; 10], 40);
-    // SAFETY: at most 40 bytes of tcp_info are written, for which there is room, and the size.
+    // SAFETY: the kernel writes at most 40 bytes of tcp_info, for which there is room, and the size.
     let done = unsafe {
         libc::getsockopt(
             stream.as_raw_fd(),
@@ -53,7 +54,7 @@ fn behind_a_gap(stream: &TcpStream) -> u32 {
         )
     };
     assert_eq!(done, 0);
-    // tcpi_sacked, behind eight bytes and five words
+    // tcpi_sacked follows eight bytes and five words.
     info[7]
 }
 
@@ -65,7 +66,7 @@ fn what_has_come_behind_a_gap_is_as_if_it_had_not() {
     let listener = wire.old.run(|| TcpListener::bind(address).unwrap());
     let client = wire.client.run(|| TcpStream::connect(address).unwrap());
     let (old, _) = listener.accept().unwrap();
-    // taken and let go: a look
+    // Extracting and dropping the state only inspects the connection.
     let number = {
         let taken = extract(old.as_fd()).unwrap();
         taken.state().rcv_nxt

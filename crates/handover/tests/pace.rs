@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A connection is sent at the pace of the socket that it comes from, as far as the kernel has what that takes.
+//! A restored connection keeps the pacing rate and congestion control of its source socket where the host's kernel has them.
 #![allow(clippy::unwrap_used)]
 
 mod wire;
@@ -30,7 +30,7 @@ fn connected() -> (Wire, TcpStream, TcpStream) {
 
 fn get(socket: &impl AsRawFd, level: i32, name: i32, to: &mut [u8]) {
     let mut size = to.len() as u32;
-    // SAFETY: the buffer is ours and of the size given.
+    // SAFETY: the buffer is ours and has the given size.
     let done = unsafe {
         let to = to.as_mut_ptr().cast();
         libc::getsockopt(socket.as_raw_fd(), level, name, to, &raw mut size)
@@ -66,14 +66,14 @@ fn pacing(socket: &impl AsRawFd) -> u64 {
     u64::from_ne_bytes(rate)
 }
 
-/// `tcpi_pacing_rate`: what the socket really sends at, in bytes a second.
+/// `tcpi_pacing_rate`: the rate at which the socket really sends, in bytes per second.
 fn paced(socket: &impl AsRawFd) -> u64 {
     let mut info = [0; 112];
     get(socket, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info);
     u64::from_ne_bytes(info[104..].try_into().unwrap())
 }
 
-/// As an agent tells it to the host, of a connection that has nothing under way.
+/// The state that an agent reports to the host for a connection without unacknowledged bytes.
 fn taken(wire: &Wire, from: &TcpStream) -> TcpState {
     let begun = Instant::now();
     let mut left = 1;
@@ -101,7 +101,7 @@ fn talk(mut from: &TcpStream, mut to: &TcpStream) {
 #[test]
 fn it_goes_along_and_the_first_socket_keeps_its_own() {
     let (wire, client, server) = connected();
-    // another one than the system's, so that it is seen who has set it
+    // Uses another algorithm than the system's default, so that the test sees which socket set it.
     let ours = if congestion(&server) == "reno" {
         "cubic"
     } else {
@@ -134,7 +134,7 @@ fn it_goes_along_and_the_first_socket_keeps_its_own() {
     talk(&there, &client);
     assert_eq!((congestion(&there).as_str(), pacing(&there)), (ours, RATE));
     assert!(paced(&there) <= RATE, "{}", paced(&there));
-    // and back
+    // Moves the connection back.
     let mut state = taken(&wire, &there);
     (state.congestion, state.pacing) = (String::new(), None);
     let ready = restore(server.as_fd(), &state).unwrap();
@@ -169,7 +169,7 @@ fn what_is_not_allowed_stays_as_the_host_has_it() {
             (own.clone(), u64::MAX)
         );
     }
-    // nothing is to be done for the host's own, or for what is not told
+    // The host's own algorithm and a missing one need no change.
     for name in [own.as_str(), ""] {
         let state = TcpState {
             congestion: name.into(),
@@ -178,7 +178,7 @@ fn what_is_not_allowed_stays_as_the_host_has_it() {
         assert!(apply_pacing(there.as_fd(), &state, &[]).unwrap());
         assert_eq!(congestion(&there), own);
     }
-    // a cap of nothing is one that gets on
+    // A pacing rate of 0 becomes 1, so that the connection still makes progress.
     let state = TcpState {
         pacing: Some(0),
         ..taken(&wire, &server)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! haproxy, as it comes, forwards answers that the host relays.
+//! Unmodified haproxy forwards responses that the host relays.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../libvpipe/tests/support/agent.rs"]
@@ -21,10 +21,10 @@ use programs::preloaded;
 use room::{PORT, Room};
 
 const SIZE: usize = 64 << 20;
-/// Where the servers behind listen.
+/// The port of the backend server.
 const BEHIND: u16 = 8081;
 
-/// A server behind: `/N` is an answer of N bytes, `/cut` one that ends in the middle.
+/// The backend server: `/N` is a response of N bytes, `/cut` one that ends in the middle.
 struct Behind {
     connections: Arc<AtomicU64>,
 }
@@ -65,7 +65,7 @@ fn answer(mut stream: TcpStream, bytes: &[u8]) {
                 format!("Content-Length: {}", bytes.len()),
                 &bytes[..bytes.len() / 2],
             ),
-            // nobody knows how much it is
+            // A response without a length.
             "/open" => ("Connection: close".to_string(), bytes),
             "/chunks" => ("Transfer-Encoding: chunked".to_string(), bytes),
             number => {
@@ -130,7 +130,7 @@ fn answers_of_all_sizes_on_one_connection() {
         (large / 10 * 9..large + (3 << 20)).contains(&relayed),
         "{relayed}"
     );
-    // one for the room, which looks whether somebody listens, and one for all that was asked
+    // One connection of the readiness check, and one for all requests.
     assert!(behind.connections.load(SeqCst) <= 2);
     assert_eq!(room.agent.resets(), 0);
 }
@@ -157,7 +157,7 @@ fn many_connections() {
 
 #[test]
 fn a_long_relay_is_no_timeout() {
-    // 3 s in all, 1 s may pass without a byte
+    // The relay takes 3 s in all. haproxy's timeouts allow 1 s without a byte.
     let slow = Manner {
         pause: Duration::from_millis(200),
         piece: 4 << 20,

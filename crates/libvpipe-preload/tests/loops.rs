@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A C program's event loops, of every kind, never notice that the host sends.
+//! The event loops of a C program, of each kind, do not notice that the host sends.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../libvpipe/tests/support/agent.rs"]
@@ -51,7 +51,7 @@ fn serve(room: &Room, mode: &str, piece: usize, set: &[(&str, &str)]) -> Output 
     output
 }
 
-/// The next line that says something of a response; how often the server was woken for it.
+/// Reads the next line of output that reports a response, and returns how often the response woke the server.
 fn wakes(output: &mut Output) -> u32 {
     let line = next(output);
     line.strip_prefix("sent, wakes ")
@@ -78,7 +78,7 @@ fn responses_follow_each_other_on_a_connection() {
             let mut client = room.connect();
             for _ in 0..3 {
                 assert!(client.get("/").body == room.bytes, "{mode} {piece}");
-                // about two for each progress, of which there are six
+                // About two wakes for each of the six progress messages.
                 let wakes = wakes(&mut output);
                 assert!(wakes < 40, "{mode} {piece}: {wakes}");
             }
@@ -101,7 +101,7 @@ fn without_piping_ahead_each_piece_is_piped() {
             client.get("/").body == room.bytes && client.get("/").body == room.bytes,
             "{mode}"
         );
-        // the last byte is not worth it
+        // The last byte is below the minimum for a pipe.
         assert_eq!(
             (room.agent.sent(), room.agent.pipes()),
             (2 * SIZE as u64 - 2, 6)
@@ -122,7 +122,7 @@ fn a_slow_host_does_not_make_a_loop_spin() {
         let mut client = room.connect();
         assert!(client.get("/").body == room.bytes);
         let wakes = wakes(&mut output);
-        // poll wakes every 10 ms of 600
+        // poll wakes every 10 ms for 600 ms.
         let most = if mode == "poll" { 90 } else { 30 };
         assert!(wakes < most, "{mode}: {wakes}");
     }
@@ -253,8 +253,8 @@ fn an_early_end_is_not_the_end_of_the_body() {
 #[test]
 fn a_program_that_changes_its_mind_gets_an_error_and_never_wrong_bytes() {
     for mode in MODES {
-        // nobody reads: the program has to hear of the first piece before the stand-in has filled the socket, which is not
-        // writable then, and an edge that is seen too late is none
+        // The client does not read. The program must learn of the first piece before the stand-in agent has filled the socket:
+        // afterwards the socket is not writable, and a late edge is lost.
         let slow = Manner {
             pause: Duration::from_millis(50),
             ..Manner::default()
@@ -308,7 +308,7 @@ fn a_program_that_closes_early_resets_the_connection() {
                 (1, 1),
                 "{mode} {path}"
             );
-            // the number is used again
+            // The kernel reuses the descriptor number.
             assert!(room.connect().get("/").body == room.bytes, "{mode} {path}");
             assert_eq!(
                 (room.agent.resets(), room.agent.pipes()),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! nginx, as it comes, serves files that the host sends.
+//! Unmodified nginx serves files that the host sends.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../libvpipe/tests/support/agent.rs"]
@@ -74,11 +74,11 @@ fn whole_files_ranges_and_heads_on_one_connection() {
         let response = client.response();
         assert_eq!(response.status, 206);
         assert!(response.body == room.bytes[1_000_000..=40_000_000]);
-        // below the least that is piped
+        // This range is below the minimum size for a pipe.
         client.ask("GET", "/file", "Range: bytes=-1000\r\n");
         assert!(client.response().body == room.bytes[SIZE - 1000..]);
         assert_eq!(client.get("/none").status, 404);
-        // two ranges are a body of many parts
+        // Two ranges make a multipart body.
         client.ask("GET", "/file", "Range: bytes=0-999999,2000000-3999999\r\n");
         let many = client.response();
         assert_eq!(many.status, 206);
@@ -205,7 +205,7 @@ fn a_worker_that_ends_leaves_no_connection_open() {
         .trim()
         .parse()
         .unwrap();
-    // SAFETY: the server of this test, asked to end at once.
+    // SAFETY: a signal to the server that this test started.
     unsafe { libc::kill(master, libc::SIGTERM) };
     let rest = client.rest();
     assert!(rest.len() < SIZE - (1 << 20));

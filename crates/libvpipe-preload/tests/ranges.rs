@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! cp, as it comes, copies by the host.
+//! Unmodified cp copies files through the host.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../libvpipe/tests/support/agent.rs"]
@@ -14,7 +14,7 @@ use room::{Room, library};
 
 const SIZE: usize = 20_000_003;
 
-/// Copies by `cp`; whether it went well.
+/// Copies with `cp` and returns whether it succeeded.
 fn cp(room: &Room, how: &str, to: &str) -> bool {
     let mut cp = Command::new("cp");
     cp.arg(how).arg(room.file());
@@ -25,7 +25,7 @@ fn cp(room: &Room, how: &str, to: &str) -> bool {
     cp.output().unwrap().status.success()
 }
 
-/// Copies by a program that calls `copy_file_range` as those of coreutils 9 do.
+/// Copies with a program that calls `copy_file_range` as coreutils 9 does.
 fn range(room: &Room, to: &str) -> bool {
     let source = room.folder.path().join("copy.c");
     std::fs::write(
@@ -85,7 +85,7 @@ fn an_agent_that_dies_is_an_error() {
     };
     let room = Room::new(SIZE, dies);
     assert!(!range(&room, "to"));
-    // it is not there any more
+    // The agent is gone.
     assert!(range(&room, "to") && is_copied(&room, "to"));
 }
 
@@ -93,7 +93,7 @@ fn an_agent_that_dies_is_an_error() {
 fn cp_copies_with_and_without_an_agent() {
     let room = Room::new(SIZE, Manner::default());
     assert!(cp(&room, "--reflink=auto", "to") && is_copied(&room, "to"));
-    // where a file can be cloned that is cheaper than any copy
+    // A file system that can clone a file does so: a clone is cheaper than any copy.
     if !cp(&room, "--reflink=always", "clone") {
         assert_eq!((room.agent.pipes(), room.agent.sent()), (1, SIZE as u64));
     }

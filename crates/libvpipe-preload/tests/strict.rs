@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is not worth a pipe costs no system call: a filter of the kernel ends the program at the first one too many.
+//! Transfers below the pipe minimum cost no extra system call: a seccomp filter kills the program at the first one.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../libvpipe/tests/support/agent.rs"]
@@ -11,7 +11,7 @@ use std::process::{Command, ExitStatus};
 
 use agent::{Agent, Manner};
 
-/// The library, beside the test.
+/// The library, built beside the test.
 fn library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let library = test.parent().unwrap().join("libvpipe_preload.so");
@@ -32,7 +32,7 @@ fn run(mode: &str, set: &[(&str, &str)]) -> ExitStatus {
     std::fs::write(&file, [7; 4096]).unwrap();
     let mut strict = Command::new(&program);
     strict.arg(mode).arg(&file).env("LD_PRELOAD", library());
-    // nobody listens
+    // No agent listens.
     strict.env("VIOLA_PIPE_SOCKET", folder.path().join("none"));
     strict.envs(set.iter().copied()).status().unwrap()
 }
@@ -47,7 +47,7 @@ fn what_is_too_small_or_has_no_end_is_left_to_the_kernel() {
 
 #[test]
 fn the_filter_sees_what_the_library_does() {
-    // everything is worth a pipe
+    // Every size is above the pipe minimum.
     for mode in ["answers", "copies"] {
         let ended = run(mode, &[("VIOLA_PIPE_MIN", "1")]);
         assert_eq!(ended.signal(), Some(libc::SIGSYS), "{mode}: {ended}");
@@ -66,7 +66,7 @@ fn small_answers_after_a_relay_are_the_kernels() {
     let ended = run("after", &set);
     assert!(ended.success(), "{ended}");
     assert!(agent.pipes() == 1 && agent.sent() > 4 << 20);
-    // and after one that was cut in the middle
+    // The same after a relay that was cut in the middle.
     let ended = run("broken", &set);
     assert!(ended.success(), "{ended}");
     assert_eq!(agent.pipes(), 2);

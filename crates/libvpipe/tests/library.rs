@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files are sent by an agent when there is one that does it, and by the program when not.
+//! The agent sends files when it can; otherwise the program sends them.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/agent.rs"]
@@ -33,7 +33,7 @@ fn the_agent_sends_and_the_socket_goes_on() {
     assert_eq!(file(&room.file, &socket, None, 1_000_000), 1_000_000);
     assert_eq!(room.file.stream_position().unwrap(), 1_000_500);
     assert_eq!(room.agent.sent(), (SIZE - 1000 + 1_000_000) as u64);
-    // not worth the trouble
+    // Below the pipe minimum.
     assert_eq!(file(&room.file, &socket, None, 10), 10);
     assert_eq!(room.agent.pipes(), 2);
     drop(socket);
@@ -126,7 +126,7 @@ fn everything_else_is_copied() {
     let mut room = room(Manner::default());
     let path = room.folder.path().join("copy");
 
-    // from a socket that is not of TCP into a file, and from a socket into a socket
+    // From a socket that is not TCP into a file, and from a socket into a socket.
     let (mut socket, reading) = connection();
     let (mut into, mut out) = std::os::unix::net::UnixStream::pair().unwrap();
     into.write_all(&room.bytes[..100_000]).unwrap();
@@ -142,14 +142,14 @@ fn everything_else_is_copied() {
     assert!(reading.join().unwrap() == room.bytes[60_000..100_000]);
     let _ = out.read(&mut [0]);
 
-    // from something that none of them takes
+    // From a file that neither sendfile nor splice accepts.
     let zero = File::open("/dev/zero").unwrap();
     let copy = File::create(&path).unwrap();
     assert_eq!(file(&zero, &copy, None, 300_000), 300_000);
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 300_000);
     let end = file(&room.file, &copy, Some(&mut { SIZE as i64 }), 10);
     assert_eq!(end, 0);
-    // SAFETY: no offset.
+    // SAFETY: no offset is passed.
     assert_eq!(unsafe { vpipe_file(-1, 1, std::ptr::null_mut(), 1) }, -1);
     assert_eq!((errno(), room.agent.sent()), (libc::EBADF, 0));
     room.file.rewind().unwrap();
@@ -172,7 +172,7 @@ fn nobody_waits_for_a_completion() {
         }
         let (socket, theirs) = ends();
         let completion = vpipe_begin(room.file.as_raw_fd(), socket.as_raw_fd(), 10, SIZE - 10);
-        // it cannot be over before somebody reads
+        // The transfer cannot end before the peer reads.
         assert!(completion >= 0 && !is_readable(completion, 0));
         let reading = reader(theirs);
         assert!(is_readable(completion, 30_000));
@@ -199,11 +199,11 @@ fn a_child_has_an_agent_of_its_own() {
         file(&room.file, &socket, Some(&mut at), 1_000_000),
         1_000_000
     );
-    // SAFETY: the child only calls the library, and ends without any handlers.
+    // SAFETY: the child only calls the library and exits without running handlers.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let sent = file(&room.file, &socket, Some(&mut at), 1_000_000);
-        // SAFETY: always.
+        // SAFETY: _exit may always be called.
         unsafe { libc::_exit(i32::from(sent != 1_000_000)) };
     }
     let mut status = 0;

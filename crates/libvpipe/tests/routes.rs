@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Uploads, copies and relays: by an agent when there is one that does it, and by the program when not.
+//! Uploads, copies and relays: the agent runs them when it can; otherwise the program does.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/agent.rs"]
@@ -22,13 +22,13 @@ use room::{
 };
 use vpipe::ffi::{vpipe_begin, vpipe_end};
 
-/// A connection whose peer says something, and then ends when it is told to.
+/// A connection whose peer sends `bytes` and then, if asked, closes its side.
 fn speaker(bytes: Vec<u8>, ends_after: bool) -> (TcpStream, JoinHandle<TcpStream>) {
     let (theirs, ours) = ends();
     (ours, speak(theirs, bytes, ends_after))
 }
 
-/// A peer that says something, and then ends when it is told to.
+/// A peer that sends `bytes` and then, if asked, closes its side.
 fn speak(mut theirs: TcpStream, bytes: Vec<u8>, ends: bool) -> JoinHandle<TcpStream> {
     thread::spawn(move || {
         let said = theirs.write_all(&bytes);
@@ -39,7 +39,7 @@ fn speak(mut theirs: TcpStream, bytes: Vec<u8>, ends: bool) -> JoinHandle<TcpStr
     })
 }
 
-/// Each is another one: what was refused is remembered by file.
+/// A new file for each call, because the library remembers by file what the agent refused.
 fn new_file(room: &Room) -> File {
     static LAST: AtomicU32 = AtomicU32::new(0);
     let number = LAST.fetch_add(1, Ordering::Relaxed);
@@ -82,7 +82,7 @@ fn an_upload_goes_where_the_file_is() {
         socket.set_nonblocking(false).unwrap();
         socket.read_exact(after).unwrap();
         assert_eq!(after, b"after");
-        // it goes both ways
+        // The connection works in both directions.
         drop(theirs);
         assert!(content(&mut new) == [b"before", &room.bytes[..]].concat());
         let at = Some(&mut 0_i64);
@@ -100,7 +100,7 @@ fn the_end_of_an_upload_is_a_partial_count() {
     let (socket, speaking) = speaker(room.bytes.clone(), true);
     let mut new = new_file(&room);
     assert_eq!(file(&socket, &new, None, 2 * SIZE), SIZE as isize);
-    // nobody is asked for what cannot come
+    // The library does not ask the agent for a transfer that cannot happen.
     assert_eq!(file(&socket, &new, None, SIZE), 0);
     assert_eq!((room.agent.pipes(), room.agent.refused()), (1, 0));
     drop(speaking.join().unwrap());
@@ -142,7 +142,7 @@ fn a_copy_moves_what_copy_file_range_moves() {
         (2, SIZE as u64 - 1000)
     );
     assert!(content(&mut new) == [b"before", &room.bytes[1000..]].concat());
-    // a file into itself is nobody else's business
+    // The agent is not asked to copy a file into itself.
     let mut both = new_file(&room);
     both.write_all(&room.bytes).unwrap();
     both.seek(SeekFrom::End(0)).unwrap();
@@ -191,7 +191,7 @@ fn a_lost_sink_is_an_error_of_the_sink_and_the_source_goes_on() {
     let moved = file(&source, &sink, None, 2 * SIZE);
     reading.join().unwrap();
     assert!((1_500_000..2 * SIZE as isize).contains(&moved), "{moved}");
-    // the source is free for another one
+    // The source is free for another transfer.
     source
         .set_read_timeout(Some(Duration::from_secs(20)))
         .unwrap();
@@ -288,7 +288,7 @@ fn nobody_waits_for_uploads_copies_and_relays() {
         if let Some(manner) = manner {
             room.agent.behave(manner);
         }
-        // it cannot be over before the peer speaks
+        // The transfer cannot end before the peer sends.
         let (theirs, socket) = ends();
         let mut new = new_file(&room);
         let upload = begin(&socket, &new, 0);
@@ -297,7 +297,7 @@ fn nobody_waits_for_uploads_copies_and_relays() {
         assert_eq!(end(upload), SIZE as isize);
         assert_eq!(new.stream_position().unwrap(), SIZE as u64);
         assert!(content(&mut new) == room.bytes);
-        // nor before somebody reads
+        // It cannot end before the peer reads, either.
         let (sink, theirs) = ends();
         let relay = begin(&socket, &sink, 0);
         assert!(!is_readable(relay, 0));
@@ -323,7 +323,7 @@ fn nobody_waits_for_uploads_copies_and_relays() {
     assert_eq!(room.agent.pipes(), 3);
 }
 
-/// A program that listens, and is ended with the test.
+/// A listening program that ends with the test.
 struct Running(Child);
 
 impl Running {

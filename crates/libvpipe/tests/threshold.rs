@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! While hand-overs are dear, files of a few megabytes are left to the program, and then tried again. By itself: what was measured
-//! is the process's.
+//! While hand-overs are expensive, the library leaves files of a few megabytes to the program and tries them again later. This
+//! test has its own binary because the measured cost belongs to the process.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/agent.rs"]
@@ -23,7 +23,7 @@ fn send(file: &File, socket: &TcpStream, length: u64) {
     let (mut at, end) = (0, length as i64);
     while at < end {
         let rest = (end - at) as usize;
-        // SAFETY: a place of ours.
+        // SAFETY: the offset is a local variable.
         let sent = unsafe { vpipe_file(file.as_raw_fd(), socket.as_raw_fd(), &mut at, rest) };
         assert!(sent > 0);
     }
@@ -38,7 +38,7 @@ fn dear_hand_overs_are_left_out_and_tried_again() {
         ..Manner::default()
     };
     let agent = Agent::start(&folder.path().join("agent"), manner);
-    // SAFETY: nothing else of this program reads or writes the environment now.
+    // SAFETY: no other code of this program reads or writes the environment now.
     unsafe {
         std::env::set_var("VIOLA_PIPE_SOCKET", agent.path());
         std::env::remove_var("VIOLA_PIPE_MIN");
@@ -61,14 +61,14 @@ fn dear_hand_overs_are_left_out_and_tried_again() {
     for _ in 0..4 {
         send(&file, &socket, large);
     }
-    // nothing of its own was measured yet
+    // Without a measurement the library still asks the agent.
     assert_eq!(agent.pipes(), 4);
     for _ in 0..4 {
         send(&file, &socket, MIB);
     }
     send(&file, &socket, large);
     assert_eq!((agent.pipes(), agent.sent()), (4, 4 * large));
-    // not what is larger than anything that is left out
+    // Files above the maximum of the threshold still use the agent.
     send(&file, &socket, MAX_MINIMUM_BYTES);
     assert_eq!(
         (agent.pipes(), agent.sent()),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The command line, as an operator sees it.
+//! The command line as an operator uses it.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -12,7 +12,7 @@ use viola_proto::{Check, Status, VmList};
 /// A daemon that only measures.
 const OFF: &str = "[slices]\nenabled = false\n";
 
-/// Runs `viola run` with a configuration that is refused, and answers what it said.
+/// Runs `viola run` with an invalid configuration and returns its message.
 fn refused_config(rest: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     let file = write_config(dir.path(), rest);
@@ -61,7 +61,8 @@ fn a_negative_weight_is_refused_in_the_file_and_by_set() {
         ":8: weight: -5 is not a weight; 1 to 65535 is allowed"
     );
     let d = Daemon::start(OFF);
-    // The daemon checks the range after the name, which needs a VM; the command itself refuses a text that is not a number.
+    // The daemon checks the range after it has found the VM, so that check needs a VM. The command itself refuses a text that
+    // is not a number.
     let said = refusal(&d.ask(&["set", "a", "--weight", "much"]), 2);
     assert_eq!(
         said,
@@ -135,7 +136,7 @@ fn a_second_daemon_is_told_who_is_the_first() {
         .unwrap();
     let said = refusal(&second, 2);
     assert!(said.contains(&format!("(process {})", d.pid())), "{said}");
-    // Nor may it take over the socket from another run_dir.
+    // A daemon with another run_dir may not take over the socket, either.
     let other = tempfile::tempdir().unwrap();
     let text = fs::read_to_string(d.config()).unwrap();
     let text = text.replace(
@@ -199,7 +200,7 @@ fn without_privilege_run_says_what_it_needs_and_check_and_vms_work() {
 #[test]
 fn the_control_socket_is_closed_to_others() {
     let d = Daemon::start(OFF);
-    // Its folder is, too, and that is not what is to be shown.
+    // Its folder is closed, too; this test is about the socket.
     fs::set_permissions(
         d.dir.path(),
         std::os::unix::fs::PermissionsExt::from_mode(0o755),
@@ -259,7 +260,7 @@ fn without_a_daemon_its_commands_say_how_to_start_one() {
     );
 }
 
-/// Exit status of a command whose standard output and standard error are a pipe that nobody reads.
+/// The exit status of a command whose standard output and standard error are pipes without a reader.
 fn status_with_closed_pipe(args: &[&str]) -> Option<i32> {
     let (reader, writer) = std::io::pipe().unwrap();
     let mut child = viola()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Many clients, slow ones, scrapes while the daemon goes and comes, and a disk that is full. Nothing here changes how anything on
-//! this host is scheduled.
+//! Many clients, slow clients, scrapes while the daemon restarts, and a full disk. These tests do not change how the host
+//! schedules.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -18,7 +18,7 @@ use viola_proto::{Status, VmList};
 
 const OFF: &str = "[slices]\nenabled = false\n";
 
-/// Time that a question takes, answered.
+/// Sends a request and returns how long the answer took.
 fn asked(d: &Daemon) -> Duration {
     let begun = Instant::now();
     assert_eq!(d.json::<Status>(&["status"]).pid, d.pid());
@@ -68,7 +68,7 @@ fn clients_that_ask_and_do_not_read_hold_nobody_up() {
         .map(|_| {
             let mut client = UnixStream::connect(d.socket()).unwrap();
             client.set_nonblocking(true).unwrap();
-            // Whatever fits.
+            // Sends as many requests as the socket takes.
             let _ = client.write(&ask);
             client
         })
@@ -80,7 +80,7 @@ fn clients_that_ask_and_do_not_read_hold_nobody_up() {
     drop(slow);
 }
 
-/// One scrape: whole, or none.
+/// One scrape: the complete answer or None.
 fn scrape(socket: &Path) -> Option<String> {
     let mut s = UnixStream::connect(socket).ok()?;
     s.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -91,7 +91,7 @@ fn scrape(socket: &Path) -> Option<String> {
     let length = head
         .lines()
         .find_map(|l| l.strip_prefix("content-length: "))?;
-    // A daemon that was killed may have sent a part; Prometheus sees by the length that it is one.
+    // A killed daemon may have sent a part of the answer. Prometheus detects it by the length.
     (length.trim().parse() == Ok(body.len())).then(|| body.to_owned())
 }
 
@@ -145,7 +145,7 @@ fn on_a_full_disk_a_kept_setting_is_refused_and_everything_else_goes_on() {
     );
     std::fs::create_dir(&state).unwrap();
     write_config(dir.path(), OFF);
-    // a disk of its own, which nobody else sees, and which is full
+    // A full disk of its own, mounted in a private namespace.
     let script = r#"mount -t tmpfs -o size=64k none "$1" && cat /dev/zero >"$1/full" 2>/dev/null
         exec "$2" run -c "$3""#;
     let mut command = Command::new("unshare");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The daemon's life without VMs: signals, restarts, its control socket, `viola restore`.
+//! The daemon's life cycle without VMs: signals, restarts, its control socket, `viola restore`.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -18,7 +18,7 @@ const OFF: &str = "[slices]\nenabled = false\n";
 #[test]
 fn garbage_on_the_control_socket_does_not_disturb_the_daemon() {
     let d = Daemon::start(OFF);
-    // Bytes as random as they need be, and the same each time.
+    // Pseudo-random bytes, the same in each run.
     let mut x = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = || {
         x ^= x << 13;
@@ -45,7 +45,7 @@ fn garbage_on_the_control_socket_does_not_disturb_the_daemon() {
         "a: b\r\n".repeat(10_000)
     );
     assert!(raw(&d.socket(), many.as_bytes()).starts_with(b"HTTP/1.1 4"));
-    // More half requests than are served at a time; they are ended after some seconds.
+    // More incomplete requests than the daemon serves at a time. They time out after some seconds.
     let halves: Vec<UnixStream> = (0..80)
         .map(|_| {
             let mut s = UnixStream::connect(d.socket()).unwrap();
@@ -121,7 +121,7 @@ fn sigterm_and_sigint_end_it_with_0_and_its_socket_is_gone() {
         d.signal(signal);
         assert_eq!(d.ended().code(), Some(0), "{}", d.log());
         assert!(!d.socket().exists());
-        // The lock is free again.
+        // The daemon has released the lock.
         let again = Daemon::in_folder(
             std::mem::replace(&mut d.dir, tempfile::tempdir().unwrap()),
             &[],
@@ -254,7 +254,7 @@ fn the_processes_of_the_slot_mechanism_are_not_for_people() {
 
 #[test]
 fn without_the_accounting_program_there_are_no_slots_and_it_says_why() {
-    // As on a kernel that does not have it: this one refuses it to whoever lacks these capabilities.
+    // Without these capabilities the kernel refuses the accounting program, as a kernel without it would.
     let dir = tempfile::tempdir().unwrap();
     let file = write_config(
         dir.path(),
@@ -298,7 +298,7 @@ fn without_the_accounting_program_there_are_no_slots_and_it_says_why() {
         ),
         ("no", "no", "yes")
     );
-    // What can be had without it is had when the file leaves the choice.
+    // A configuration that leaves the choice to the daemon gets what works without the program.
     write_config(d.dir.path(), "[slices]\ncores = \"1\"\nforce = true\n");
     d.signal(Signal::HUP);
     d.wait("eevdf", |d| {

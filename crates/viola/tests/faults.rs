@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What goes wrong under running slots, on real guests: whoever dies, hangs or is stopped, the guests go on with
-//! the scheduling they had before.
+//! Faults while slots run on real VMs. When a process dies, hangs or is stopped, the VMs continue with their previous
+//! scheduling.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -14,7 +14,7 @@ use rustix::process::Signal;
 const ALL: [&str; 4] = ["va", "vb", "vc", "vd"];
 const SOON: Duration = Duration::from_millis(1500);
 
-/// The daemon starts slots again after such a fault, by itself.
+/// The daemon starts slots again by itself after such a fault.
 fn assert_slots_come_back(rig: &mut Rig) {
     rig.wait_for_slots();
     rig.assert_guests_work(&ALL);
@@ -93,7 +93,7 @@ fn a_killed_daemon() {
 
 #[test]
 fn a_daemon_killed_in_every_phase() {
-    // From the first instant of slots coming on to well after: whatever had been done by then is taken back.
+    // The delays reach from the first instant of starting slots to well after it. All changes made by then must be undone.
     let guests = [("va", common::guests::HOG), ("vb", common::guests::HOG)];
     let mut rig = Rig::boot(&guests, "");
     for delay in [0, 5, 10, 20, 40, 80, 160, 320] {
@@ -130,7 +130,7 @@ fn a_stopped_daemon_leaves_slots_at_work() {
 fn all_three_killed_at_once_and_restored_by_hand() {
     let rig = Rig::four_busy("");
     let (watchdog, controller) = rig.helpers();
-    // Stopped first, so that none can react to the death of another.
+    // All are stopped first, so that none can react to the death of another.
     for pid in [rig.daemon.pid(), watchdog, controller] {
         signal(pid, Signal::STOP);
     }
@@ -181,7 +181,7 @@ fn a_guest_that_dies_in_its_slot() {
         rig.guest(name).kill();
         rig.assert_guests_work(&["vc", "vd"]);
     }
-    // The latency-sensitive one is gone, so there is nothing to do any more.
+    // The only latency-sensitive VM is gone, so no slots are needed.
     rig.assert_stock_within(Duration::from_secs(3));
     assert!(rig.daemon.stop().success());
 }

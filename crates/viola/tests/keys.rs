@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola keys`, as an operator types it.
+//! `viola keys` as an operator uses it.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -41,7 +41,7 @@ fn a_key_is_made_once_shown_as_often_as_wanted_and_never_overwritten() {
     assert!(stdout(&made).ends_with(&shown), "{shown} {}", stdout(&made));
     let text = String::from_utf8(before).unwrap();
     assert!(!shown.contains(text.lines().nth(1).unwrap()));
-    // The lines that are shown are configuration, and check looks at the key.
+    // The printed lines are valid configuration, and `check` reads the key.
     let lines = &shown[shown.find("[[vread.peer]]").unwrap()..];
     let of_other = format!(
         "[vread]\nkey = \"{d}/other.key\"\ncertificate = \"{d}/other.crt\"\n\

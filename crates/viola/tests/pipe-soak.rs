@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! nginx in a guest for minutes: clients one after another, 200 at once, over a line that loses packets, and rude ones; every
-//! byte compared, and at the end nothing is left anywhere. `VIOLA_PIPE_SOAK`: seconds, up to 600.
+//! nginx in a VM under load for minutes: sequential clients, 200 concurrent ones, clients on a lossy link, and misbehaving
+//! ones. The test compares every byte, and at the end no resource may be left. `VIOLA_PIPE_SOAK` sets the duration in seconds,
+//! up to 600.
 #![allow(clippy::unwrap_used)]
 
 #[path = "pipe/client.rs"]
@@ -25,12 +26,12 @@ use common::guests::within;
 use rig::{MIB, NGINX, Rig, SOON, Wish};
 use ways::{Far, ROUTER, behind_a_router, disturb};
 
-/// Clients that ask at once.
+/// Number of concurrent clients.
 const MANY: usize = 200;
-/// Those on the line that loses packets.
+/// Number of clients on the lossy link.
 const LOSSY: usize = 12;
 
-/// Numbers that follow from the first one.
+/// A pseudo-random sequence; the seed determines it.
 struct Dice(u64);
 
 impl Dice {
@@ -41,14 +42,14 @@ impl Dice {
     }
 }
 
-/// What clients have had.
+/// Totals of all clients.
 #[derive(Default)]
 struct Had {
     bodies: AtomicU64,
     left: AtomicU64,
 }
 
-/// Each of `count` clients, by its number, does `what` again and again until the span is over.
+/// Runs `what` in each of `count` clients again and again until the time is over. `what` gets the client's number.
 fn crowd(span: Duration, count: usize, what: impl Fn(usize, &mut Dice) + Sync) {
     let end = Instant::now() + span;
     std::thread::scope(|scope| {
@@ -64,7 +65,7 @@ fn crowd(span: Duration, count: usize, what: impl Fn(usize, &mut Dice) + Sync) {
     });
 }
 
-/// Some files on one connection.
+/// Fetches some files on one connection.
 fn polite(rig: &Rig, had: &Had, dice: &mut Dice, mut client: Client) {
     for _ in 0..=dice.roll(4) {
         let number = dice.roll(rig.files.len());
@@ -74,7 +75,7 @@ fn polite(rig: &Rig, had: &Had, dice: &mut Dice, mut client: Client) {
     }
 }
 
-/// Goes away in the middle, reads with pauses, asks for much at once, or for parts.
+/// Misbehaves: closes in the middle, reads with pauses, pipelines requests, or requests ranges.
 fn rude(rig: &Rig, had: &Had, dice: &mut Dice, mut client: Client) {
     let number = dice.roll(rig.files.len());
     let (path, file) = (format!("/f{number}"), &rig.files[number]);
@@ -116,12 +117,12 @@ fn rude(rig: &Rig, had: &Had, dice: &mut Dice, mut client: Client) {
     had.bodies.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Whatever could be left behind somewhere.
+/// Resources that could leak.
 #[derive(Debug)]
 struct Left {
-    /// Of the worker, the agent and the server: descriptors and threads.
+    /// Descriptors and threads of the worker, the agent and the server.
     programs: [(usize, usize); 3],
-    /// In the VM's space on the host.
+    /// Sockets in the VM's network namespace on the host.
     sockets: usize,
     rules: usize,
 }
@@ -154,14 +155,14 @@ impl Left {
         }
     }
 
-    /// Nothing has been left since then.
+    /// Whether no resource has leaked since `then`.
     fn is_clean(&self, then: &Self) -> bool {
         let mut both = self.programs.iter().zip(&then.programs);
         self.sockets == 0 && self.rules == 0 && both.all(|(a, b)| a.0 <= b.0 && a.1 <= b.1)
     }
 }
 
-/// Connections that the steering program knows of.
+/// The number of connections in the map of the steering program.
 fn rules(worker: u32) -> usize {
     let maps: BTreeSet<u32> = fs::read_dir(format!("/proc/{worker}/fdinfo"))
         .unwrap()
@@ -206,7 +207,7 @@ fn nothing_is_left_and_no_byte_is_wrong() {
         );
         work
     };
-    // what the first pipe makes once for all is no leak
+    // Resources that the first pipe creates once are no leak.
     rig.client().fetch("/f0", &rig.files[0]);
     rig.settled(1);
     let before = Left::now(&rig);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The guest's module for early acknowledgements (`guest-kmod/`) in a QEMU guest: under loss, reordering, small windows, short
-//! memory and closes, what is acknowledged is kept. It is emulated: part of `make test-beds`.
+//! The guest module for early acknowledgements (`guest-kmod/`) in a QEMU VM: data that it has acknowledged is never lost, under
+//! packet loss, reordering, small windows, memory pressure and closes. The VM is emulated: part of `make test-beds`.
 //!
-//! Sender and receiver are in one guest, in two network namespaces: the sender's vCPU takes the packets as a turbo vCPU
-//! does, the receiver shares the other one with a program that never rests, so that it loses it while it owns the socket.
+//! Sender and receiver run in one guest, in two network namespaces. The sender's vCPU receives the packets as a turbo vCPU
+//! does. The receiver shares the other vCPU with a busy program, so that it is preempted while it owns the socket.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
@@ -15,9 +15,9 @@ use viola_lab::testing::lab_program;
 
 const SCRIPT_TIMEOUT: Duration = Duration::from_secs(180);
 const PARAMETERS: &str = "/sys/module/viola_ack/parameters";
-/// The sender's namespace.
+/// Runs a command in the sender's namespace.
 const THERE: &str = "ip netns exec there";
-/// The guest's shell would take its own.
+/// The guest's busybox shell would use its own applets.
 const TOOLS: &str = "ip() { /usr/bin/ip \"$@\"; }; tc() { /usr/sbin/tc \"$@\"; };";
 
 struct Vm {
@@ -92,8 +92,8 @@ impl Vm {
             .unwrap()
     }
 
-    /// One stream: what the receiver found and what the sender saw. `receiver` is SIZE RCVBUF PAUSE_US STOP, `netem` what
-    /// the way does to the sender's packets.
+    /// Runs one stream and returns the reports of sender and receiver. `receiver` is SIZE RCVBUF PAUSE_US STOP; `netem` is
+    /// applied to the sender's packets.
     fn stream(&self, receiver: &str, netem: &str, seconds: u32) -> (Value, Value) {
         let mut words = receiver.split(' ');
         let size = words.next().unwrap();
@@ -120,7 +120,7 @@ impl Vm {
         (sent, received)
     }
 
-    /// A stream arrives whole; how many acknowledgements were early.
+    /// Asserts that a stream arrives whole. Returns the number of early acknowledgements.
     fn arrives(&self, receiver: &str, netem: &str) -> u64 {
         let before = self.count("sent");
         self.whole(receiver, netem);
@@ -141,7 +141,7 @@ impl Vm {
 #[ignore = "boots an emulated PC: make test-beds"]
 fn what_is_acknowledged_early_is_kept() {
     let vm = Vm::boot();
-    // nothing is done until it is asked for
+    // The module does nothing before it is configured.
     assert_eq!(vm.arrives("262144 0 0 0", ""), 0);
     let refused = vm.machine.exec(
         &format!("echo 99999 >{PARAMETERS}/ports"),
@@ -153,14 +153,14 @@ fn what_is_acknowledged_early_is_kept() {
     let early = vm.arrives("262144 0 0 0", "");
     assert!(early > 50, "{early}");
     assert!(vm.arrives("4096 0 0 0", "") > 0);
-    // A new connection often has the memory of one that has ended.
+    // A new connection often reuses the memory of an old one.
     for _ in 0..4 {
         let early = vm.arrives("262144 0 0 0", "");
         assert!(early > 50, "{early}");
     }
-    // The ways of networks: each leaves a gap, behind which nothing is acknowledged early.
+    // Network faults: each leaves a gap, behind which the module acknowledges nothing early.
     assert!(vm.arrives("262144 0 0 0", "delay 3ms") > 10);
-    // Behind a gap a receiver has nothing to read, so it seldom owns its socket then.
+    // Behind a gap the receiver has nothing to read, so it seldom owns its socket.
     let (gaps, mut streams) = (vm.count("gap"), 0);
     while vm.count("gap") == gaps {
         assert!(streams < 8, "no segment behind a gap came to the backlog");
@@ -169,9 +169,9 @@ fn what_is_acknowledged_early_is_kept() {
     }
     vm.arrives("262144 0 0 0", "delay 3ms reorder 75% 50%");
     vm.arrives("262144 0 0 0", "delay 2ms duplicate 5%");
-    // what is sent again overtakes what was sent before: timestamps go back and forth
+    // Retransmissions overtake older segments: timestamps go back and forth.
     vm.arrives("262144 0 0 0", "delay 4ms 3ms loss 1% duplicate 2%");
-    // A sender without timestamps; and one that would take the kernel's later acknowledgements for a loss.
+    // A sender without timestamps, and one that would take the kernel's later acknowledgements for a loss.
     vm.sh(&format!("{THERE} sysctl -q -w net.ipv4.tcp_timestamps=0"));
     assert!(vm.arrives("262144 0 0 0", "delay 1ms loss 1%") > 0);
     vm.sh(&format!(
@@ -179,18 +179,18 @@ fn what_is_acknowledged_early_is_kept() {
     ));
     assert_eq!(vm.arrives("262144 0 0 0", "delay 1ms"), 0);
     vm.sh(&format!("{THERE} sysctl -q -w net.ipv4.tcp_sack=1"));
-    // A window of a few segments, which the receiver opens seldom.
+    // A window of a few segments, which the receiver seldom opens.
     vm.arrives("2048 4096 500 0", "");
     vm.arrives("16384 32768 200 0", "delay 1ms loss 1%");
 
-    // Without memory beyond what TCP may have at ease nothing is promised.
+    // Above TCP's low memory threshold the module acknowledges nothing early.
     let (memory, short) = (vm.sh("cat /proc/sys/net/ipv4/tcp_mem"), vm.count("memory"));
     vm.sh("echo 1 100000 200000 >/proc/sys/net/ipv4/tcp_mem");
     let early = vm.arrives("262144 0 0 0", "");
     assert!(vm.count("memory") > short + 20, "{early}");
     vm.sh(&format!("echo {memory} >/proc/sys/net/ipv4/tcp_mem"));
 
-    // The receiver closes with data before it and on the backlog: the sender is told, as ever.
+    // The receiver closes with data unread and in the backlog. The sender sees a reset, as with the stock kernel.
     for _ in 0..3 {
         let (sent, received) = vm.stream("65536 0 0 3000000", "", 20);
         assert_eq!(
@@ -203,7 +203,7 @@ fn what_is_acknowledged_early_is_kept() {
     }
     assert_eq!(vm.count("reset"), 0);
 
-    // Memory is taken away while segments that were acknowledged wait: whole, or reset at both ends, and soon.
+    // Memory runs out while acknowledged segments wait. The stream arrives whole, or both ends see a reset soon.
     vm.sh(&format!(
         "touch /tmp/short; (while [ -e /tmp/short ]; do echo 1 2 3 >/proc/sys/net/ipv4/tcp_mem; usleep 20000; \
          echo {memory} >/proc/sys/net/ipv4/tcp_mem; usleep 60000; done) </dev/null >/dev/null 2>&1 &",
@@ -228,7 +228,7 @@ fn what_is_acknowledged_early_is_kept() {
     assert!(broken > 0, "the look after drops was not put to the test");
     assert_eq!(vm.count("reset"), broken);
 
-    // Taken out and put in again while data comes.
+    // The module is unloaded and loaded again while data arrives.
     vm.sh(
         "(for n in 1 2 3; do sleep 0.6; rmmod viola_ack; sleep 0.3; insmod /tmp/viola_ack.ko ports=5001; done; echo done) \
          </dev/null >/tmp/again 2>&1 &",
@@ -244,7 +244,7 @@ fn what_is_acknowledged_early_is_kept() {
     assert_eq!(words, "");
 }
 
-/// Where the module is built from and what it is packed with belong together.
+/// The module's source and its DKMS package must have the same version.
 #[test]
 fn the_packages_version_is_the_modules() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../guest-kmod");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Live migration between QEMU processes, of the VM that reads and of the VM that is read from. The guests are emulated:
-//! part of `make test-beds`.
+//! Live migration of the reader VM and of the DataNode VM between QEMU processes. The VMs are emulated: part of `make
+//! test-beds`.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -14,7 +14,7 @@ use serde_json::json;
 use viola_lab::qemu::{QemuVm, VmSpec};
 use viola_proto::vread::Vread;
 
-/// Moves a running guest into a process that waits for it; the guest's own pause in milliseconds.
+/// Migrates a running VM into a waiting process. Returns the VM's downtime in milliseconds.
 fn migrate(from: &QemuVm, to: &QemuVm, folder: &Path, has_events: bool) -> u64 {
     let uri = format!("unix:{}", folder.join("migration").display());
     from.clear_events();
@@ -47,7 +47,7 @@ fn a_reader_moves_without_its_device_and_reads_on_with_a_new_one() {
     bed.start_agent();
     bed.wait_blocks(2);
     bed.assert_same(1);
-    // With the device QEMU refuses, and says why.
+    // While the device is plugged, QEMU refuses and gives the reason.
     let uri = json!({"uri": format!("unix:{}/nowhere", bed.folder.path().display())});
     let refused = bed.rd.qmp("migrate", Some(uri)).unwrap_err().to_string();
     println!("with the device: {refused}");
@@ -55,7 +55,7 @@ fn a_reader_moves_without_its_device_and_reads_on_with_a_new_one() {
         refused.contains("vhost-user-fs") || refused.contains("migrat"),
         "{refused}"
     );
-    // Unplugged while a file is open, the next read fails and does not hang.
+    // After an unplug with an open file the next read fails and does not hang.
     bed.rd
         .sh(&format!(
             "(exec 3</mnt/{POOL}/blk_2_1001; sleep 8; cat <&3 | wc -c) >/tmp/late 2>&1 &"
@@ -112,7 +112,7 @@ fn a_datanode_moves_and_is_read_where_it_is() {
             .incoming();
         let there = QemuVm::start(&there, &bed.image, bed.folder.path()).unwrap();
         migrate(&bed.dn, &there, bed.folder.path(), has_events);
-        // The source still runs as a process, and has no lease left.
+        // The source process still runs and holds no lease.
         let here = format!("qemu:{name}-dn");
         within(Duration::from_secs(10), "its leases have ended", || {
             let all: Vread = bed.daemon.json(&["vread", "stat"]);

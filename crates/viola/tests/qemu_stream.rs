@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks from the disk of one QEMU guest to another one that shares no memory with this host: by a virtio-serial port.
-//! The guests are emulated: part of `make test-beds`.
+//! Blocks from the disk of one QEMU VM reach another VM by a virtio-serial port, without memory shared with the host. The VMs
+//! are emulated: part of `make test-beds`.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -15,7 +15,7 @@ use common::qemu::{Bed, F, POOL, SOON, kill};
 use serde_json::json;
 use viola_lab::qemu::{Image, QemuVm, VmSpec};
 
-/// A reader with a port, and no other way to its blocks.
+/// A reader VM whose only path to blocks is a port.
 fn reader(name: &str, port: &Path) -> VmSpec {
     VmSpec::new(&format!("{name}-rd")).arg(&format!(
         "-chardev socket,id=vr,path={},server=on,wait=off -device virtserialport,chardev=vr,name=org.viola.read.0",
@@ -63,7 +63,7 @@ fn boot(name: &str) -> Bed {
     bed
 }
 
-/// Starts an agent that only reads, whatever became of the one before.
+/// Starts an agent in reader mode; a previous one may still run.
 fn start_relay(rd: &QemuVm) {
     rd.sh("printf '[mount]\\npath = \"/mnt\"\\n' >/tmp/relay.toml; \
            viola-agent --config /tmp/relay.toml </dev/null >>/tmp/relay.log 2>&1 &")
@@ -72,7 +72,7 @@ fn start_relay(rd: &QemuVm) {
 
 fn wait_stream(bed: &Bed) {
     let limit = Instant::now() + SOON;
-    // the worker knows of the session a moment before the agent has mounted
+    // The worker has the session a moment before the agent has mounted.
     let mounted = || bed.rd.sh("grep -q fuse.viola /proc/mounts").is_ok();
     while bed.shown().1.transport != "stream" || !mounted() {
         assert!(
@@ -88,8 +88,8 @@ fn wait_stream(bed: &Bed) {
     }
 }
 
-/// A block is read as the DataNode has it. A host so busy that the agent gives it up for a moment is no failure; other
-/// bytes are.
+/// Waits until the reader reads the block as the DataNode has it. On a busy host the agent may fail for a moment; wrong bytes
+/// are an error.
 fn assert_same(bed: &Bed, id: u32) {
     for (theirs, ours) in [
         (format!("blk_{id}"), format!("blk_{id}_1001")),
@@ -118,7 +118,7 @@ fn blocks_come_by_a_port_and_whoever_is_killed_the_mount_goes_on() {
     bed.make(4, 20 << 10);
     bed.start_agent();
     bed.wait_blocks(4);
-    // a port behind which nobody is: the reader's worker waits, and says so
+    // The port has no peer: the reader's worker waits and reports that.
     within(SOON, "the port is found", || {
         bed.shown().1.why == "no agent answers at its port"
     });
@@ -147,11 +147,11 @@ fn blocks_come_by_a_port_and_whoever_is_killed_the_mount_goes_on() {
         status.contains("reads only\n/mnt by /dev/virtio-ports/org.viola.read.0: served"),
         "{status}"
     );
-    // The mount is what it is with virtio-fs: read only, for one user.
+    // The mount has the same properties as with virtio-fs: read only, for one user.
     let refused = bed.rd.exec("touch /mnt/x", SOON).unwrap();
     assert!(refused.stderr.contains("Read-only"), "{refused:?}");
 
-    // The worker is killed under load: never a wrong byte, and the mount stays.
+    // The worker is killed under load: no byte is wrong, and the mount stays.
     bed.begin_reading(&[1, 2, 3]);
     bed.wait_reads(3);
     let before = bed.shown().1.pid;
@@ -161,7 +161,7 @@ fn blocks_come_by_a_port_and_whoever_is_killed_the_mount_goes_on() {
         now.pid != before && now.transport == "stream"
     });
     bed.wait_reads(3);
-    // The agent of the reader is killed under load, and another one mounts again.
+    // The reader's agent is killed under load, and the next one mounts again.
     bed.rd.sh("kill -9 $(pidof viola-agent)").unwrap();
     start_relay(&bed.rd);
     bed.wait_reads(3);
@@ -185,7 +185,7 @@ fn a_reader_migrates_live_with_its_mount() {
     assert_same(&bed, 1);
     bed.begin_reading(&[1, 2, 3]);
     bed.wait_reads(3);
-    // The VM goes to another process with another end of its port, as it would on another host.
+    // The VM migrates to a process whose port has another host end, as on another host.
     let there = tempfile::tempdir().unwrap();
     let spec = reader("qs-mig", &there.path().join("read.sock")).incoming();
     let target = QemuVm::start(&spec, &bed.image, there.path()).unwrap_or_else(|e| panic!("{e}"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent's part of a turbo core in a QEMU guest: a PC's interrupts, real virtio-net with several queues, cgroups, vCPUs and
-//! interfaces that come and go. It is emulated: part of `make test-beds`.
+//! The agent's part of a turbo core in a QEMU VM: a PC's interrupts, virtio-net with several queues, cgroups, and hotplug of
+//! vCPUs and interfaces. The VM is emulated: part of `make test-beds`.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -11,7 +11,7 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 use serde_json::{Value, json};
 use viola_lab::qemu::{Image, QemuVm, VmSpec};
 
-/// How long emulated guests may take; the agent itself looks every ten seconds.
+/// Timeout of a change in an emulated VM; the agent itself checks every ten seconds.
 const SOON: Duration = Duration::from_secs(90);
 const CONFIG: &str = "/tmp/turbo.toml";
 
@@ -21,7 +21,7 @@ struct Vm {
 }
 
 impl Vm {
-    /// Boots one with so many vCPUs, two queues of virtio-net, and a disk.
+    /// Boots a VM with this number of vCPUs, virtio-net with two queues, and a disk.
     fn boot(vcpus: u32) -> Self {
         Self::boot_with(vcpus, "")
     }
@@ -83,7 +83,7 @@ impl Vm {
         });
     }
 
-    /// Ends it by a signal, and waits until it is gone.
+    /// Ends the agent by a signal and waits until it is gone.
     fn end_agent(&self, signal: &str) {
         self.sh(&format!(
             "kill -{signal} $(cat /tmp/agent.pid); while [ -e /proc/$(cat /tmp/agent.pid)/exe ]; do usleep 50000; done"
@@ -114,7 +114,7 @@ impl Vm {
         }
     }
 
-    /// What is not as wished of a part, in the agent's words.
+    /// The agent's report on settings of a part that it could not make.
     fn left(&self, part: &str) -> String {
         let report = self.report();
         let of = |left: &&Value| left["part"] == part;
@@ -124,7 +124,7 @@ impl Vm {
             .join("; ")
     }
 
-    /// All that the agent may change.
+    /// All settings that the agent may change.
     fn settings(&self) -> String {
         self.sh(
             "for f in /proc/irq/[0-9]*/smp_affinity_list /sys/class/net/eth*/queues/*/*ps_cpus /sys/class/net/eth*/queues/*/rps_flow_cnt \
@@ -134,7 +134,7 @@ impl Vm {
         )
     }
 
-    /// Where the interrupts of an interface's queues are to go; the kernel moves each when it comes for the first time.
+    /// Target CPUs of an interface's queue interrupts. The kernel moves each interrupt when it next arrives.
     fn queues(&self, nic: &str) -> Vec<String> {
         let text = self.sh(&format!(
             "d=$(basename $(readlink -f /sys/class/net/{nic}/device)); \
@@ -143,7 +143,7 @@ impl Vm {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Where each of the kernel's threads whose names begin so may run.
+    /// Permitted CPUs of each kernel thread whose name begins with `name`.
     fn threads(&self, name: &str) -> Vec<String> {
         let text = self.sh(&format!(
             "for d in /proc/[0-9]*; do read -r n <$d/comm || continue; case $n in {name}*) \
@@ -152,7 +152,7 @@ impl Vm {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Interrupts of eth0 on each of the first two vCPUs so far.
+    /// Interrupts of eth0 so far on each of the first two vCPUs.
     fn interrupts(&self) -> [u64; 2] {
         let text = self.sh("d=$(basename $(readlink -f /sys/class/net/eth0/device)); \
              awk \"/$d-.*put/{a+=\\$2;b+=\\$3}END{print a+0,b+0}\" /proc/interrupts");
@@ -160,7 +160,7 @@ impl Vm {
         [numbers.next().unwrap(), numbers.next().unwrap()]
     }
 
-    /// Interrupts of eth0 on each vCPU while packets come and go.
+    /// Interrupts of eth0 on each vCPU while packets are exchanged.
     fn traffic(&self) -> [u64; 2] {
         let before = self.interrupts();
         self.sh("ping -q -c 40 -i 0.02 -w 20 10.77.0.1 >/dev/null");
@@ -173,9 +173,9 @@ fn status(words: &str) -> String {
     format!("viola-agent --config {CONFIG} {words} 2>&1")
 }
 
-/// A network namespace for the calling thread, with a tap of two queues.
+/// Moves the calling thread into a new network namespace that has a tap with two queues.
 fn network() {
-    // SAFETY: only this thread gets another network namespace; no descriptors are unshared.
+    // SAFETY: only this thread changes its network namespace; file descriptors stay shared.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
     for words in [
         "link set lo up",
@@ -203,25 +203,25 @@ fn io_goes_to_the_turbo_vcpu_applications_leave_it_and_all_is_put_back() {
         queues.len() >= 4 && queues.iter().all(|q| q == "0"),
         "{queues:?}"
     );
-    // each comes once more to where it was before it is moved
+    // Each interrupt arrives once more at the old CPU before the kernel moves it.
     vm.wait("interrupts come to the turbo vCPU alone", || {
         let [turbo, other] = vm.traffic();
         turbo > 20 && other == 0
     });
-    // the disk has a queue for each vCPU, whose interrupts the kernel keeps
+    // The disk has a queue for each vCPU; the kernel manages its interrupts and does not let them move.
     let left = vm.left("interrupts");
     assert!(
         left.contains("-req.") && left.contains("the kernel does not let its affinity be set"),
         "{left}"
     );
-    // unbound work, buffers
+    // Unbound work queues and socket buffers.
     assert_eq!(vm.sh("cat /sys/devices/virtual/workqueue/cpumask"), "1");
     let rmem: u64 = vm
         .sh("cut -f 3 /proc/sys/net/ipv4/tcp_rmem")
         .parse()
         .unwrap();
     assert!(rmem >= 45_000_000, "{rmem}");
-    // applications, also one that wants to be there
+    // Applications leave the turbo vCPU, also one that sets its affinity to it.
     let report = vm.report();
     assert_eq!(report["applications"], "partition", "{report}");
     let cpus = vm.sh(
@@ -229,20 +229,20 @@ fn io_goes_to_the_turbo_vcpu_applications_leave_it_and_all_is_put_back() {
          sed -n 's/Cpus_allowed_list:.//p' /proc/$!/status; cut -d' ' -f 39 /proc/$!/stat; kill $!",
     );
     assert_eq!(cpus, "1\n1");
-    // threads that poll an interface in the kernel's place
+    // NAPI threads that poll an interface.
     vm.sh("echo 1 >/sys/class/net/eth0/threaded");
     vm.wait("threads of NAPI are moved", || {
         let cpus = vm.threads("napi/eth0");
         !cpus.is_empty() && cpus.iter().all(|c| c == "0")
     });
     vm.sh("echo 0 >/sys/class/net/eth0/threaded");
-    // and the one that writes a journal, of a file system that is mounted now
+    // The journal thread of a file system that is mounted later.
     vm.sh("mkdir -p /mnt/d; modprobe ext4; mount -t ext4 /dev/vda /mnt/d");
     vm.wait("the journal's thread is moved", || {
         vm.threads("jbd2/vda") == ["0"]
     });
     vm.sh("umount /mnt/d");
-    // killed: all stays until the next start or a word
+    // After a kill all settings stay until the agent's next start or `restore`.
     vm.end_agent("KILL");
     assert_ne!(vm.settings(), before);
     vm.sh(&status("restore"));
@@ -256,12 +256,12 @@ fn io_goes_to_the_turbo_vcpu_applications_leave_it_and_all_is_put_back() {
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
 fn vcpus_and_interfaces_that_come_and_go_are_followed() {
-    // without a hypervisor that it knows, a kernel takes only vCPUs that were there when it booted
+    // Without a known hypervisor the kernel accepts only vCPUs that were present at boot.
     let third = "max-x86_64-cpu,id=cpu2,socket-id=0,core-id=2,thread-id=0";
     let vm = Vm::boot_with(2, &format!("-device {third}"));
     vm.start_agent(0);
     vm.wait_state("in force");
-    // an interface
+    // Plugs an interface.
     let netdev = json!({"type": "user", "id": "h1"});
     vm.machine.qmp("netdev_add", Some(netdev)).unwrap();
     let device = json!({"driver": "virtio-net-pci", "id": "nic1", "netdev": "h1", "mac": "52:54:00:77:00:12", "bus": "rp1"});
@@ -274,7 +274,7 @@ fn vcpus_and_interfaces_that_come_and_go_are_followed() {
         let queues = vm.queues("eth1");
         queues.len() >= 2 && queues.iter().all(|q| q == "0")
     });
-    // its interrupts are called after its device
+    // Its interrupts are named after its device.
     let name = vm.sh("basename $(readlink /sys/class/net/eth1/device)");
     let name = format!("({}-", name.trim());
     vm.wait("eth1 is named", || vm.report().to_string().contains(&name));
@@ -288,14 +288,14 @@ fn vcpus_and_interfaces_that_come_and_go_are_followed() {
         !vm.report().to_string().contains(&name)
     });
     assert_eq!(vm.report()["state"], "in force");
-    // a vCPU
+    // Takes a vCPU offline.
     let xps = || vm.sh("cat /sys/class/net/eth0/queues/tx-1/xps_cpus");
     assert_eq!(xps(), "6");
     vm.sh("echo 0 >/sys/devices/system/cpu/cpu2/online");
     vm.wait("it is left out", || xps() == "2");
     vm.sh("echo 1 >/sys/devices/system/cpu/cpu2/online");
     vm.wait("programs may use it", || xps() == "6");
-    // Taken away for good: QEMU tells of that by no event for an emulated CPU, and ends when such a one is plugged in again.
+    // Unplugs a vCPU. QEMU sends no event for an emulated CPU, and it exits when that CPU is plugged in again.
     let cpu = json!({"id": "cpu2"});
     vm.machine.qmp("device_del", Some(cpu)).unwrap();
     vm.wait("it is gone", || {
@@ -304,14 +304,14 @@ fn vcpus_and_interfaces_that_come_and_go_are_followed() {
     });
     vm.wait("it is forgotten", || xps() == "2");
     assert_eq!(vm.report()["state"], "in force");
-    // the last one for programs
+    // Takes the last vCPU of the applications offline.
     vm.sh("echo 0 >/sys/devices/system/cpu/cpu1/online");
     vm.wait_state("off: this VM has one vCPU; turbo needs a second one for the applications");
     assert_eq!(vm.report()["changes"], json!([]));
     vm.sh("echo 1 >/sys/devices/system/cpu/cpu1/online");
     vm.wait_state("in force");
     vm.end_agent("TERM");
-    // and the turbo vCPU itself
+    // Takes the turbo vCPU itself offline.
     vm.start_agent(1);
     vm.wait_state("in force");
     assert!(vm.queues("eth0").iter().all(|q| q == "1"));
@@ -365,7 +365,7 @@ fn irqbalance_leaves_alone_what_was_moved_and_is_told_when_it_is_over() {
     let report = vm.report();
     let ban = banned(&report).unwrap_or_else(|| panic!("{report}"));
     assert_eq!(ban["from"], "", "{ban}");
-    // several of its rounds, with something to balance
+    // Several rounds of irqbalance with interrupts to balance.
     for _ in 0..4 {
         vm.traffic();
     }
@@ -376,7 +376,7 @@ fn irqbalance_leaves_alone_what_was_moved_and_is_told_when_it_is_over() {
     );
     assert_eq!(vm.report()["state"], "in force");
     vm.end_agent("TERM");
-    // one that does not answer would move them back: they stay, and that is said
+    // An irqbalance that does not answer would move the interrupts back. The agent leaves them in place and reports that.
     let settings = vm.queues("eth0");
     vm.sh("kill -STOP $(cat /tmp/irqbalance.pid)");
     vm.start_agent(0);
@@ -387,9 +387,9 @@ fn irqbalance_leaves_alone_what_was_moved_and_is_told_when_it_is_over() {
         "{left}"
     );
     assert_eq!(vm.queues("eth0"), settings);
-    // several looks, none of which it may come to harm by when it answers at last
+    // Several checks of the agent; when irqbalance answers at last, none of them may have done harm.
     std::thread::sleep(Duration::from_secs(15));
-    // once it answers again they are moved, and nothing is left of what it was told first
+    // Once irqbalance answers again, the agent moves the interrupts, and nothing of its first requests is left.
     vm.sh("kill -CONT $(cat /tmp/irqbalance.pid)");
     vm.wait("interrupts are moved", || {
         vm.queues("eth0").iter().all(|q| q == "0")

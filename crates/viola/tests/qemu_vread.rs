@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks from the disk of one QEMU guest to another one, and what QEMU can do to either meanwhile. The guests are
-//! emulated: part of `make test-beds`.
+//! Blocks from the disk of one QEMU VM reach another one while QEMU changes either. The VMs are emulated: part of `make
+//! test-beds`.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -25,7 +25,7 @@ fn a_raw_disk_is_read_and_followed_through_a_live_snapshot_and_a_mirror() {
     }
     bed.begin_reading(&[1, 2, 3]);
     bed.wait_reads(3);
-    // From now on another file is written to; the old blocks stay in the one below.
+    // From now on the VM writes to another file; the old blocks stay in the backing file.
     let overlay = bed.folder.path().join("snap.qcow2");
     let snapshot = json!({"device": "d0", "snapshot-file": overlay, "format": "qcow2"});
     bed.dn
@@ -40,7 +40,7 @@ fn a_raw_disk_is_read_and_followed_through_a_live_snapshot_and_a_mirror() {
         "{images:?}"
     );
     bed.wait_reads(3);
-    // And to yet another one, which has everything.
+    // The VM moves to another file that has all blocks.
     let copy = bed.folder.path().join("copy.img");
     let mirror =
         json!({"device": "d0", "target": copy, "sync": "full", "format": "raw", "job-id": "m"});
@@ -87,7 +87,7 @@ fn a_qcow2_disk_with_a_backing_file_is_read_and_reverted() {
     bed.make(2, 400);
     bed.wait_blocks(4);
     bed.wait_same(2);
-    // Back to before the second block: it is not there, whoever has its place now.
+    // The disk reverts to a state before the second block. The block is gone, whatever has its place now.
     bed.dn.clear_events();
     assert_eq!(bed.dn.hmp("loadvm a").unwrap(), "");
     bed.dn.wait_event("RESUME", |_| true, SOON).unwrap();
@@ -151,7 +151,7 @@ fn a_killed_daemon_is_not_noticed_and_an_idle_mount_outlives_its_worker() {
     bed.wait_blocks(3);
     assert_eq!(bed.shown().1.pid, before.pid);
     bed.assert_same(3);
-    // A worker that dies while the VM asks nothing of it: unplugged and plugged again, all is well.
+    // A worker dies while the VM has no request under way. After unplugging and plugging the device works.
     end_worker(&bed);
     unplug(&bed.rd, "fs0");
     bed.rd.sh("umount -l /mnt").unwrap();
@@ -162,8 +162,7 @@ fn a_killed_daemon_is_not_noticed_and_an_idle_mount_outlives_its_worker() {
     }
 }
 
-/// QEMU does not connect its device again, and a request that was sent is waited for without end: only the kernel of the
-/// VM can give it up.
+/// QEMU does not reconnect its device, and a request under way waits without end: only the VM's kernel can abort it.
 #[test]
 #[ignore = "boots emulated PCs: make test-beds"]
 fn a_dead_worker_is_given_up_by_the_vms_kernel_and_the_vm_reads_again_when_started_again() {
@@ -179,7 +178,7 @@ fn a_dead_worker_is_given_up_by_the_vms_kernel_and_the_vm_reads_again_when_start
     bed.begin_reading(&[1, 2]);
     bed.wait_reads(2);
     end_worker(&bed);
-    // A kernel looks every 15 seconds for requests that have waited too long.
+    // The kernel checks every 15 seconds for requests that have waited too long.
     let begin = Instant::now();
     let read = format!("cat /mnt/{POOL}/blk_2_1001 >/dev/null; cat /mnt/{POOL}/blk_1_1001 2>&1");
     let output = bed.rd.exec(&read, SOON).unwrap();
@@ -191,14 +190,14 @@ fn a_dead_worker_is_given_up_by_the_vms_kernel_and_the_vm_reads_again_when_start
         !output.timed_out && output.stdout.contains("not connected"),
         "{output:?}"
     );
-    // Whoever was just closing a file waits on (virtio-fs sends RELEASE and waits for its answer, which no timeout ends, seen
-    // with Linux 7.2), so the loop may count no failed read; what it has read before was right.
+    // A process that was closing a file waits on: virtio-fs sends RELEASE and waits for its answer without a timeout (seen with
+    // Linux 7.2). So the loop may count no failed read; all of its earlier reads were right.
     bed.end_reading();
-    // The rest of the VM goes on, and so do the other VM and the daemon.
+    // The rest of the VM continues, as do the other VM and the daemon.
     assert_eq!(bed.rd.sh("echo well").unwrap(), "well\n");
     bed.make(3, 100);
     bed.wait_blocks(3);
-    // The device is of no use any more until QEMU itself starts anew.
+    // The device is unusable until QEMU itself starts again.
     bed.start_reader_again("new");
     bed.rd.sh("mount -t virtiofs viola /mnt").unwrap();
     for id in 1..=3 {
@@ -206,7 +205,7 @@ fn a_dead_worker_is_given_up_by_the_vms_kernel_and_the_vm_reads_again_when_start
     }
 }
 
-/// Kills the reader's worker, and waits for the next one.
+/// Kills the reader's worker and waits for the next one.
 fn end_worker(bed: &Bed) {
     let (_, before) = bed.shown();
     kill(before.pid);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola sim` as its users meet it: needs no daemon, no root and no guest.
+//! `viola sim` as its users run it: without a daemon, root or a VM.
 
 #![allow(clippy::unwrap_used)]
 

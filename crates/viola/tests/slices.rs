@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Slices over real guests. Needs root, the lab's image and a host where slots may run.
+//! Slices over real VMs. The tests need root, the lab's image and a host where slots may run.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -16,8 +16,8 @@ use viola_lab::wire::Workload;
 use viola_proto::{Status, VmList};
 
 const SPAN: Duration = Duration::from_secs(3);
-/// Points of the core by which a share may be off here. The benchmark has the exact bar; a test must not fail
-/// because the machine was stolen from for a moment.
+/// Tolerance of a share in points of the core. The benchmark checks the exact bar; a test must not fail because the hypervisor
+/// took the CPU from this machine for a moment.
 const POINTS: f64 = 3.0;
 
 fn assert_shares(rig: &Rig, names: &[&str], fair: &[f64]) {
@@ -108,7 +108,7 @@ fn a_latency_sensitive_guest_answers_sooner_than_by_stock_scheduling() {
     assert!(o.status.success(), "{}", stderr(&o));
     within(Duration::from_secs(10), "slots on", || rig.all_by_slots());
     let slots = p50();
-    // The direction and the order of magnitude; the benchmark has the bar.
+    // This test checks the direction and the order of magnitude; the benchmark checks the bar.
     assert!(
         slots < stock / 2.0,
         "p50 {slots:.0} us with slots, {stock:.0} us without"
@@ -144,7 +144,7 @@ fn a_guest_that_forks_heavily_keeps_its_share_and_leaves_no_real_time_thread_beh
         .start("forker", Workload::Forker { rate: 0 })
         .unwrap();
     std::thread::sleep(Duration::from_secs(1));
-    // Its own threads come and go, so the others' shares tell.
+    // The VM's threads come and go, so the test measures the others' shares.
     let shares = rig.shares(&["va", "vc", "vd"], SPAN);
     assert!(
         shares.iter().all(|s| (21.0..35.0).contains(s)),
@@ -227,7 +227,7 @@ fn a_kept_setting_survives_a_restart() {
 #[test]
 fn ordinary_work_on_the_core_still_gets_done() {
     let _rig = Rig::four_busy("");
-    // A fair-class process and a kernel thread of that core: both live on what the fair server gives them.
+    // A fair-class process and a kernel thread of that core both run in the time of the kernel's fair server.
     let start = Instant::now();
     for _ in 0..3 {
         let run = Command::new("taskset")
@@ -241,7 +241,7 @@ fn ordinary_work_on_the_core_still_gets_done() {
         "{:?}",
         start.elapsed()
     );
-    // Writing back a file makes block I/O and kworkers busy, wherever they run.
+    // Writing back a file makes block I/O and kworkers busy, on any core.
     let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
     std::fs::write(file.path(), vec![7u8; 8 << 20]).unwrap();
     let sync = Command::new("taskset")
@@ -291,7 +291,7 @@ fn sighup_reads_the_configuration_again() {
     within(Duration::from_secs(10), "slots on", || rig.all_by_slots());
 }
 
-/// What `viola sim ARGS` prints for this input.
+/// Output of `viola sim ARGS` for this input.
 fn sim(args: &[&str], input: &[u8]) -> String {
     let mut viola = Command::new(env!("CARGO_BIN_EXE_viola"))
         .arg("sim")
@@ -343,7 +343,7 @@ fn the_simulator_takes_over_a_running_host() {
     }
     assert!(loads[0] > 85 && loads[1] > 85 && loads[2] < 15, "{made}");
 
-    // Run, each VM gets there what it got here.
+    // In the simulation each VM gets the share that it got here.
     let ran: serde_json::Value = serde_json::from_str(&sim(&["run", file, "--json"], b"")).unwrap();
     for (k, share) in shares.iter().enumerate() {
         let there = 100.0 * ran["vms"][k]["ran"].as_f64().unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A reader's worker on a core that slots rank: it is part of its VM. Needs root, the lab's image and a host where slots
+//! A reader's worker runs on a core with slots and ranks as part of its VM. Needs root, the lab's image and a host where slots
 //! may run.
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +14,7 @@ use viola_proto::vread::Vread;
 
 const SOON: Duration = Duration::from_secs(15);
 
-/// The worker of the only reader, once it runs.
+/// Process ID of the only reader's worker, once it runs.
 fn worker(rig: &Rig) -> u32 {
     let pid = || {
         let shown: Vread = rig.daemon.json(&["vread", "ls"]);
@@ -24,7 +24,7 @@ fn worker(rig: &Rig) -> u32 {
     pid()
 }
 
-/// Whether all threads of a process rank as service threads of a VM do, on the VMs' core.
+/// Whether all threads of a process rank as service threads of a VM, on the VMs' core.
 fn ranks(pid: u32) -> bool {
     let threads = proc::thread_ids(pid).unwrap();
     threads.iter().all(|tid| {
@@ -48,14 +48,14 @@ fn a_readers_worker_ranks_with_its_vm_and_has_its_own_class_back_however_that_en
     rig.wait_for_slots();
     let pid = worker(&rig);
     within(SOON, "the worker ranks with its VM", || ranks(pid));
-    // Slots end: nobody is latency-sensitive any more.
+    // Slots end, because no VM is latency-sensitive any more.
     let done = rig.daemon.ask(&["set", "va", "--class", "batch"]);
     assert!(done.status.success(), "{done:?}");
     within(SOON, "the worker is as before", || is_stock(pid));
     let done = rig.daemon.ask(&["set", "va", "--class", "ls"]);
     assert!(done.status.success(), "{done:?}");
     within(SOON, "the worker ranks again", || ranks(pid));
-    // The VM ends, and the worker waits for the next one of that name.
+    // The VM ends, and the worker waits for the next VM of that name.
     common::guests::signal(rig.guest("va").pid(), rustix::process::Signal::KILL);
     within(SOON, "the worker outlives its VM, as before", || {
         is_stock(pid)

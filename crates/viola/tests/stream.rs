@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The daemon's side of a VM that reads by a byte stream; the test is the VM's agent. Needs root.
+//! The daemon's side of a VM that reads by a byte stream. The test plays the VM's agent. Needs root.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -25,7 +25,7 @@ struct Agent {
 }
 
 impl Agent {
-    /// Waits for the daemon's connection, and begins a session on it; whether the worker knew the mount.
+    /// Accepts the daemon's connection and begins a session. Returns whether the worker knew the mount.
     fn greet(port: &UnixListener, session: u64) -> (Self, bool) {
         let (stream, _) = port.accept().unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
@@ -63,7 +63,7 @@ impl Agent {
         }
     }
 
-    /// Looks a name up in the root; the error's number, 0 for none.
+    /// Looks a name up in the root. Returns the errno, or 0.
     fn look_up(&mut self, name: &str) -> i32 {
         let body = [name.as_bytes(), b"\0"].concat();
         let mut request = vec![0; fuse_stream::FUSE_IN_HEADER_BYTES];
@@ -109,7 +109,7 @@ fn a_stream_is_connected_kept_over_a_daemons_death_and_made_anew_for_another_wor
     assert!(ls.contains("st-rd   yes        stream     "), "{ls}");
     assert!(!daemon.run_dir().join("mounts/st-rd.sock").exists());
 
-    // the daemon dies: nobody notices, and the next one leaves the stream alone
+    // The daemon dies: no client notices, and the next daemon leaves the stream alone.
     daemon.kill();
     assert_eq!(agent.look_up("BP-1-10.0.0.1-2"), 0);
     daemon.again();
@@ -119,13 +119,13 @@ fn a_stream_is_connected_kept_over_a_daemons_death_and_made_anew_for_another_wor
     assert_eq!(shown(&daemon).pid, before.pid);
     assert_eq!(agent.look_up("BP-1-10.0.0.1-3"), 0);
 
-    // the stream ends: there is another one, and the worker knows the mount
+    // The stream ends. A new one begins, and the worker still knows the mount.
     drop(agent);
     let (mut agent, kept) = Agent::greet(&port, 2);
     assert!(kept);
     assert_eq!(agent.look_up("BP-1-10.0.0.1-2"), 0);
 
-    // the worker is killed: its successor does not
+    // The worker is killed. Its successor does not know the mount.
     signal(before.pid, Signal::KILL);
     let (mut agent, kept) = Agent::greet(&port, 3);
     assert!(!kept);

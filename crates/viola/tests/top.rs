@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola top` on a real (pseudo) terminal, `viola record`, and what both do when the daemon or the terminal ends.
+//! `viola top` on a real pseudo-terminal, `viola record`, and both when the daemon or the terminal ends.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -16,16 +16,16 @@ use rustix::process::Signal;
 use rustix::termios::{LocalModes, tcgetattr};
 
 const OFF: &str = "[slices]\nenabled = false\n";
-/// What leaves the other screen, and shows the cursor again.
+/// The sequences that leave the alternate screen and show the cursor again.
 const BACK: [&str; 2] = ["\x1b[?1049l", "\x1b[?25h"];
 
-/// A program on a terminal of 80 x 24.
+/// A program on a terminal of 80 x 24 characters.
 struct OnTerminal {
     child: Child,
     keyboard: File,
     screen: Receiver<Vec<u8>>,
     seen: String,
-    /// The program's end; kept open so that its settings can be read when the program is gone.
+    /// The program's end of the terminal. It stays open so that the test can read its settings after the program's end.
     end: OwnedFd,
 }
 
@@ -38,7 +38,7 @@ impl OnTerminal {
             ws_ypixel: 0,
         };
         let (mut here, mut there) = (0, 0);
-        // SAFETY: both numbers are written to, no name or settings are asked for, and `size` outlives the call.
+        // SAFETY: the kernel writes both numbers, no name or settings are requested, and `size` outlives the call.
         let done = unsafe {
             libc::openpty(
                 &raw mut here,
@@ -49,7 +49,7 @@ impl OnTerminal {
             )
         };
         assert_eq!(done, 0);
-        // SAFETY: openpty has made both, and nobody else has them.
+        // SAFETY: openpty has opened both, and no other code owns them.
         let (here, there) = unsafe { (OwnedFd::from_raw_fd(here), OwnedFd::from_raw_fd(there)) };
         let side = || Stdio::from(there.try_clone().unwrap());
         let child = command
@@ -79,7 +79,8 @@ impl OnTerminal {
         }
     }
 
-    /// Waits for a word, on a screen that is drawn anew each time: else only what changes is, and words come in pieces.
+    /// Waits for a word on a screen that is drawn completely anew: otherwise only changes are drawn, and words arrive in
+    /// pieces.
     fn wait_anew(&mut self, word: &str) {
         let deadline = Instant::now() + WAIT_TIMEOUT;
         while !self.seen.contains(word) {
@@ -102,7 +103,7 @@ impl OnTerminal {
         !settings.local_modes.contains(LocalModes::ICANON)
     }
 
-    /// Waits for the end, and checks that the terminal is as it was.
+    /// Waits for the program's end and asserts that the terminal has its previous settings.
     fn ended(mut self) -> i32 {
         let deadline = Instant::now() + WAIT_TIMEOUT;
         let status = loop {
@@ -223,7 +224,7 @@ fn a_recording_is_made_while_the_daemon_comes_and_goes_and_is_looked_at() {
         .write(true)
         .open(copy.path())
         .unwrap();
-    // as if it had been killed in the middle of a line
+    // The recording ends in the middle of a line, as after a kill.
     let whole = viola_recording();
     recorded.write_all(&whole[..whole.len() - 7]).unwrap();
     let mut replay = OnTerminal::start(viola().args(["top", "--replay"]).arg(copy.path()));
@@ -235,7 +236,7 @@ fn a_recording_is_made_while_the_daemon_comes_and_goes_and_is_looked_at() {
     assert_eq!(replay.ended(), 0);
 }
 
-/// Three moments, as `docs/src/top.md` describes them.
+/// Three moments in the format that `docs/src/top.md` describes.
 fn viola_recording() -> Vec<u8> {
     let moment = |at: u64| {
         format!(

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What holds for every file of this project.
+//! Rules for every file of this project.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Lines of a Rust file beyond which it is split by idea.
+/// Maximum of lines of a Rust file.
 const MAX_LINES: usize = 500;
-/// What is made, fetched, or nobody's to mark.
+/// Generated or downloaded files, and files without a place for a licence.
 const OTHERS: [&str; 10] = [
     ".git",
     "target",
@@ -52,7 +52,7 @@ fn every_file_names_its_licence() {
             let head = String::from_utf8_lossy(&text[..text.len().min(600)]).into_owned();
             !head.contains(mark)
         })
-        // git's own file of a second work tree
+        // git's own file of a second work tree.
         .filter(|file| file.file_name().unwrap() != ".git")
         .collect();
     assert!(bare.is_empty(), "without a line of licence: {bare:#?}");
@@ -73,7 +73,7 @@ fn no_file_is_too_long_to_be_one_idea() {
     assert!(long.is_empty(), "longer than {MAX_LINES} lines: {long:#?}");
 }
 
-/// Crates of this project that a package uses, tests left out.
+/// This project's crates that a package depends on, without test dependencies.
 fn dependencies(package: &str) -> Vec<String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = std::process::Command::new(cargo)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Turbo cores over real guests with two vCPUs: the first serves the guest's interrupts, its programs keep to the second.
-//! Needs root, the lab's image, the kernel that scripts/uml-smp.sh makes, and a host where slots may run. Core 1 is
-//! regular; core 0, on which the host and the load run too, is turbo within a budget.
+//! Turbo cores over real VMs with two vCPUs: the first handles the guest's interrupts, its programs run on the second. Needs
+//! root, the lab's image, the kernel that scripts/uml-smp.sh builds, and a host where slots may run. Core 1 is regular; core 0,
+//! on which the host and the load run too, is turbo within a budget.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -21,12 +21,12 @@ use viola_proto::{Class, Status, VmList};
 const REGULAR: u32 = 1;
 const TURBO: u32 = 0;
 const SPAN: Duration = Duration::from_secs(3);
-/// Points of a core by which a share may be off here; the benchmark has the exact bar.
+/// Tolerance of a share in points of a core; the benchmark checks the exact bar.
 const POINTS: f64 = 4.0;
 const IDLE: &str = "cpus = 2\nkernel_args = ['viola.apps=1']\n";
 const HOG: &str = "cpus = 2\nkernel_args = ['viola.apps=1']\nworkloads = [{ kind = 'hog' }]\n";
 
-/// Guests on both cores and a daemon that knows them; those of `turbo` have a turbo vCPU.
+/// VMs on both cores and a daemon that manages them; those in `turbo` have a turbo vCPU.
 fn rig(guests: &[(&str, &str)], turbo: &[&str]) -> Rig {
     let vms: String = turbo
         .iter()
@@ -50,7 +50,7 @@ fn only(cpu: u32) -> CpuSet {
     [cpu].into_iter().collect()
 }
 
-/// Whether the first vCPU is on the turbo core and everything else of the guest's programs on the regular one.
+/// Whether the first vCPU is on the turbo core and the VM's other threads on the regular one.
 fn is_turbo(rig: &Rig, name: &str) -> bool {
     let pid = rig.guest(name).pid();
     cpus(pid) == only(TURBO)
@@ -64,14 +64,14 @@ fn is_turbo(rig: &Rig, name: &str) -> bool {
             .any(|(tid, a)| cpus(*tid) == only(REGULAR) && a.policy == Policy::Fifo)
 }
 
-/// CPU time (ns) of a guest on the regular and on the turbo core.
+/// CPU time (ns) of a VM on the regular and on the turbo core.
 fn used(rig: &Rig, name: &str) -> (f64, f64) {
     let mut used = (0.0, 0.0);
     let main = rig.guest(name).pid();
     for (tid, _) in rig.threads(name) {
         let text = std::fs::read_to_string(format!("/proc/{tid}/schedstat")).unwrap_or_default();
         let run: f64 = text.split(' ').next().unwrap().parse().unwrap_or(0.0);
-        // It may wait on the regular core just now.
+        // The turbo vCPU may wait on the regular core at this moment.
         match tid == main {
             true => used.1 += run,
             false => used.0 += run,
@@ -80,7 +80,7 @@ fn used(rig: &Rig, name: &str) -> (f64, f64) {
     used
 }
 
-/// What each guest used of the regular and of the turbo core over a span, percent of one core.
+/// Use of the regular and of the turbo core by each VM over a span, in percent of one core.
 fn shares(rig: &Rig, names: &[&str], span: Duration) -> Vec<(f64, f64)> {
     let before: Vec<_> = names.iter().map(|name| used(rig, name)).collect();
     let start = Instant::now();
@@ -105,7 +105,7 @@ fn flood(rig: &Rig, name: &str, rate: u32, time: Duration) {
     udp_flood(&rig.lab, to, &options).unwrap();
 }
 
-/// Floods some guests while `work` is done.
+/// Sends floods of packets to some VMs while `work` runs.
 fn flooded<T>(rig: &Rig, rates: &[(&str, u32)], time: Duration, work: impl FnOnce() -> T) -> T {
     std::thread::scope(|scope| {
         for (name, rate) in rates.iter().filter(|(_, rate)| *rate > 0) {
@@ -134,8 +134,8 @@ fn pings(rig: &Rig, name: &str) -> Times {
     times
 }
 
-/// Table 1 of the paper: what is used of the turbo core is paid for on the regular one, so that FS^R = FS - td. Its four
-/// scenarios are no I/O, all of it one VM's, as much as there is, and different loads.
+/// Table 1 of the paper: use of the turbo core is deducted from the regular one, FS^R = FS - td. The four scenarios are no I/O,
+/// I/O of one VM only, the maximum of I/O, and different loads.
 #[test]
 #[ignore = "a test bed: its kernel takes minutes to build"]
 fn what_a_vm_uses_of_the_turbo_core_it_pays_for_on_the_regular_one() {
@@ -235,7 +235,7 @@ fn a_killed_daemon_leaves_every_thread_as_it_was() {
     rig.assert_guests_work(&["va", "vb"]);
 }
 
-/// Work of the host's own on the turbo core.
+/// The host's own work on the turbo core.
 struct Host(Child);
 
 impl Host {
@@ -288,8 +288,7 @@ fn three_guests_that_are_flooded_leave_the_fourth_its_answers_and_the_host_its_c
         p50(&flood),
         flood.percentile(99.0).unwrap()
     );
-    // The rest is the generators' and the controllers'. What the guests take beyond their budget they take as fair
-    // threads.
+    // Load generators and controllers use the rest. What the VMs use beyond the budget they get as fair-class threads.
     assert!(
         turbo < 60.0,
         "the guests had {turbo:.0} % of the turbo core"
@@ -302,7 +301,7 @@ fn three_guests_that_are_flooded_leave_the_fourth_its_answers_and_the_host_its_c
     rig.assert_guests_work(&["vd"]);
 }
 
-/// Without a reserve the flood takes all that the guest is due, and its reader gets the floor of the regular core: 0.7 %.
+/// Without a reserve the flood uses the VM's whole share, and its reader gets the floor of the regular core: 0.7 %.
 #[test]
 #[ignore = "a test bed: its kernel takes minutes to build"]
 fn a_guest_that_is_flooded_still_reads() {
@@ -320,7 +319,7 @@ fn a_guest_that_is_flooded_still_reads() {
     println!("{rate:.0} of 50000 packets/s read; regular, turbo {all:?}");
     let fair = all.iter().map(|(r, t)| r + t).sum::<f64>() / 4.0;
     assert!((regular + turbo - fair).abs() < POINTS, "{all:?}");
-    // A reserve of 40 %.
+    // The default reserve is 40 %.
     assert!(regular > 0.2 * fair, "{all:?}");
     assert!(turbo < 0.75 * fair, "{all:?}");
     assert!(rate > 1_500.0, "{rate:.0} packets/s");
@@ -362,8 +361,8 @@ fn a_turbo_core_that_nobody_uses_costs_next_to_nothing() {
         );
         (rate, share)
     };
-    // 20 a second are heartbeats; what each costs depends on how this program was compiled. Guests that have just
-    // booted are not idle yet.
+    // Heartbeats are 20 decisions a second; the cost of each depends on the compiler's settings. VMs that have just booted are
+    // not idle yet.
     let spans: Vec<_> = (0..5).map(|_| measured()).collect();
     let (rate, share) = spans.iter().fold((f64::MAX, f64::MAX), |least, one| {
         (least.0.min(one.0), least.1.min(one.1))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! After an upgrade: commands of one version with a daemon of another, the daemon with files of another version's, and VMs that have
-//! another name than before. Nothing here changes how anything on this host is scheduled.
+//! After an upgrade: commands and a daemon of different versions, a daemon with files of another version, and renamed VMs.
+//! These tests do not change how the host schedules.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -16,7 +16,7 @@ use viola_proto::VmList;
 
 const OFF: &str = "[slices]\nenabled = false\n";
 
-/// Adds to each object of an answer what a later version might tell.
+/// Adds an unknown field to each object of an answer, as a later version might.
 fn of_a_later_version(value: &mut Value) {
     match value {
         Value::Object(object) => {
@@ -31,7 +31,7 @@ fn of_a_later_version(value: &mut Value) {
     }
 }
 
-/// Stands between commands and a daemon whose answers it changes.
+/// A proxy between commands and a daemon that changes the daemon's answers.
 struct Between {
     socket: PathBuf,
     _dir: tempfile::TempDir,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks from the disk of one guest to another one through the daemon's workers, and what happens when somebody dies.
-//! Needs root and the lab's image.
+//! Blocks from the disk of one VM reach another one through the daemon's workers, also when processes die. Needs root and the
+//! lab's image.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -23,11 +23,11 @@ const POOL: &str = "BP-1-10.0.0.1-2";
 const F: &str = "/tmp/d/dfs/current/BP-1-10.0.0.1-2/current/finalized/subdir0/subdir0";
 const SOON: Duration = Duration::from_secs(30);
 
-/// A DataNode guest with a disk, a guest that reads, and a daemon that lets it.
+/// A DataNode VM with a disk, a reader VM, and a daemon that permits the reads.
 struct Rig {
     daemon: Daemon,
     lab: Option<Lab>,
-    /// Where the DataNode guest is after it was started again.
+    /// The DataNode VM's lab after its second start.
     dn_lab: Option<Lab>,
     folder: tempfile::TempDir,
     _turn: MutexGuard<'static, ()>,
@@ -75,7 +75,7 @@ impl Rig {
         self.lab.as_ref().unwrap()
     }
 
-    /// Boots the DataNode guest once more, in a lab of its own.
+    /// Boots the DataNode VM once more, in its own lab.
     fn boot_dn(&self, lab: &str, guest: &str) -> Lab {
         let text = format!(
             "[lab]\nname='{lab}'\n[[guest]]\nname='{guest}'\ncores=[1]\ndisks=[{{image='d.img'}}]\n"
@@ -111,7 +111,7 @@ impl Rig {
         text
     }
 
-    /// Makes a finished block as a DataNode does.
+    /// Creates a finished block as a DataNode does.
     fn make(&self, id: u32, kib: u32) {
         self.dn(&format!(
             "mkdir -p /tmp/d/rbw; dd if=/dev/urandom of=/tmp/d/rbw/blk_{id} bs=1024 count={kib} 2>/dev/null; \
@@ -148,7 +148,7 @@ impl Rig {
         }
     }
 
-    /// The reader reads what the DataNode has, both files.
+    /// Asserts that the reader reads both files of a block as the DataNode has them.
     fn assert_same(&self, id: u32) {
         for (theirs, ours) in [
             (format!("blk_{id}"), format!("blk_{id}_1001")),
@@ -169,7 +169,7 @@ impl Rig {
         text.contains("No such file") || text.contains("tale")
     }
 
-    /// Three blocks, named and mounted.
+    /// Boots with three named blocks and the mount.
     fn with_blocks(name: &str) -> Self {
         let mut rig = Self::boot(name, "");
         for id in 1..=3 {
@@ -219,7 +219,7 @@ fn blocks_are_read_from_the_disk_of_another_vm_and_deleted_ones_are_gone() {
     let (datanode, reader) = rig.shown();
     assert_eq!(datanode.readers, ["wk-way-rd"]);
     assert!(reader.connected, "{reader:?}");
-    // Workers may do nothing but what they are for.
+    // The sandbox denies workers everything else.
     for pid in [datanode.pid, reader.pid] {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         for line in [
@@ -234,20 +234,20 @@ fn blocks_are_read_from_the_disk_of_another_vm_and_deleted_ones_are_gone() {
     let ls = stdout(&rig.daemon.ask(&["vread", "ls"]));
     assert!(ls.contains("wk-way-dn  yes     3 "), "{ls}");
     assert!(stdout(&rig.daemon.ask(&["check"])).contains("vread              yes"));
-    // Deleted: the name is gone, and other names are not.
+    // A deleted block's name is gone, and other names are not.
     rig.dn(&format!("rm {F}/blk_2 {F}/blk_2_1001.meta"));
     rig.wait_blocks(2);
     within(SOON, "the name is gone", || rig.is_absent(2));
     rig.assert_same(1);
     rig.assert_same(3);
     assert_eq!(rig.shown().0.withdrawals["deleted"], 1);
-    // What is not allowed is not there.
+    // A block that is not allowed is not there.
     assert!(
         rig.try_sh("rd", "ls /mnt/BP-2-x/blk_1_1001")
             .1
             .contains("No such file")
     );
-    // Everything is taken back at once: the mount is empty and does not hang.
+    // A new configuration revokes all permissions at once: the mount is empty and does not hang.
     assert!(rig.daemon.ask(&["stop", "--all"]).status.success());
     assert!(!lives(datanode.pid) && lives(reader.pid));
     assert!(rig.is_absent(1));
@@ -263,7 +263,7 @@ fn a_killed_daemon_is_not_noticed_and_the_next_one_finds_the_workers() {
     let (datanode, reader) = rig.shown();
     rig.daemon.kill();
     assert!(lives(datanode.pid) && lives(reader.pid));
-    // Also blocks that were never looked up before, and such that are named now.
+    // Blocks that were never looked up before and newly named ones can be read, too.
     rig.assert_same(2);
     rig.make(4, 200);
     within(SOON, "the new block is there", || !rig.is_absent(4));
@@ -277,13 +277,13 @@ fn a_killed_daemon_is_not_noticed_and_the_next_one_finds_the_workers() {
         (datanode_now.pid, reader_now.pid),
         (datanode.pid, reader.pid)
     );
-    // Nothing that was named had to be named again.
+    // The agent did not have to name any block again.
     assert_eq!(datanode_now.epoch, datanode.epoch);
     rig.assert_same(3);
     rig.make(5, 100);
     rig.wait_blocks(4);
     rig.assert_same(5);
-    // An ordinary end leaves the mount as well; restore does not.
+    // A normal stop leaves the mount, too; `restore` does not.
     assert!(rig.daemon.stop().success());
     rig.assert_same(4);
     let run_dir = rig.daemon.run_dir();
@@ -303,7 +303,7 @@ fn a_killed_agents_worker_comes_back_and_no_byte_is_wrong_meanwhile() {
     signal(before.pid, Signal::KILL);
     let sum = rig.dn(&format!("sha256sum < {F}/blk_3"));
     within(SOON, "it is served again", || {
-        // Either the very bytes, or none at all.
+        // A read returns the right bytes or fails.
         let (_, text) = rig.try_sh(
             "rd",
             &format!("cat /mnt/{POOL}/blk_3_1001 >/tmp/b && sha256sum </tmp/b"),
@@ -333,7 +333,7 @@ fn a_datanode_vm_that_dies_takes_its_names_with_it() {
         all.datanodes.is_empty()
     });
     assert_eq!(rig.shown().1.pid, reader.pid);
-    // It comes back with the same disk, and the links of its dead agent.
+    // The VM returns with the same disk and with the links of its dead agent.
     let again = rig.boot_dn("wk-dead-2", "wk-dead-dn");
     rig.dn_lab = Some(again);
     rig.dn("mkdir -p /tmp/d; mount /dev/ubda /tmp/d");
@@ -366,7 +366,7 @@ fn a_killed_readers_worker_comes_back_on_its_socket_and_the_datanode_goes_on() {
             .is_some_and(|r| r.running && r.pid != before.pid && !r.datanodes.is_empty())
     });
     assert!(std::os::unix::net::UnixStream::connect(&before.socket).is_ok());
-    // What the dead one may have been reading holds nothing up.
+    // Requests of the dead worker do not block others.
     rig.dn(&format!("rm {F}/blk_2 {F}/blk_2_1001.meta"));
     rig.wait_blocks(2);
     let (now, _) = rig.shown();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Real HDFS, read past its DataNode while everything happens that may happen to a block. Needs root, the lab's image
-//! and what `scripts/hadoop.sh` makes.
+//! Real HDFS, read past its DataNode while its blocks change in every way. Needs root, the lab's image and the output of
+//! `scripts/hadoop.sh`.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -31,7 +31,8 @@ fn hdfs_on_ext4() {
 
 const TOKENS: &str = "dfs.block.access.token.enable";
 
-/// The host has no block of the DataNode and says why; the reader's VM does not find any, and HDFS serves its client.
+/// Asserts that the host has no block of the DataNode and reports why, that the reader VM finds none, and that HDFS serves its
+/// client.
 fn refused(bed: &Bed, client: &Mutex<Client>, path: &str, bytes: u64) {
     within(LONG, "the daemon says why", || {
         let (datanode, _) = bed.shown("dn");
@@ -48,7 +49,7 @@ fn refused(bed: &Bed, client: &Mutex<Client>, path: &str, bytes: u64) {
     }
 }
 
-/// The DataNode's finished blocks, and whether the reading guest can read them past it.
+/// The DataNode's finished blocks, and whether the reader VM can read each past it.
 fn seen_by_reader(bed: &Bed) -> Vec<(String, bool)> {
     let names = bed.names("dn");
     assert!(!names.is_empty(), "there is no block");

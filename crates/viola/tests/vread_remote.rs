@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks of a DataNode on another host, through both daemons: two network namespaces with a cable between them, and
-//! real guests. Needs root and the lab's image.
+//! Blocks of a DataNode on another host, through both daemons: two network namespaces with a veth pair between them, and real
+//! VMs. Needs root and the lab's image.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -13,10 +13,10 @@ use common::hosts::{F, SOON, Two};
 use common::stdout;
 use rustix::process::Signal;
 
-/// Longest that anything may hold a reader up, with what the guest itself takes.
+/// Longest time that a fault may delay a reader, including the guest's own time.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// One test at a time: guests share a core.
+/// One test at a time: the VMs share a core.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -41,7 +41,7 @@ fn a_block_of_another_host_is_read_byte_for_byte_and_what_is_not_allowed_is_not_
     assert!(ls.contains("b     yes        "), "{ls}");
     let check = stdout(&two.a.daemon.ask(&["check"]));
     assert!(check.contains("vread: other hosts  yes"), "{check}");
-    // The worker may do nothing but what it is for.
+    // The sandbox denies the worker everything else.
     let status = std::fs::read_to_string(format!("/proc/{}/status", two.a.worker())).unwrap();
     for line in [
         "Uid:\t65534\t65534\t65534\t65534",
@@ -51,11 +51,11 @@ fn a_block_of_another_host_is_read_byte_for_byte_and_what_is_not_allowed_is_not_
     ] {
         assert!(status.contains(line), "{line}: {status}");
     }
-    // A block that is deleted there is gone here.
+    // A block that is deleted on b is gone on a.
     two.dn(&format!("rm {F}/blk_2 {F}/blk_2_1001.meta"));
     within(SOON, "the deleted block is gone", || two.is_absent(2));
     two.reads_again(1, &two.sums(1), SOON);
-    // What b does not allow is not there: another DataNode, another reader, another pool.
+    // A block that b does not allow is not there: another DataNode, another reader, another pool.
     for line in [
         "{ host = \"a\", datanode = \"other\" }",
         "{ host = \"a\", reader = \"other\", datanode = \"*\" }",
@@ -66,7 +66,7 @@ fn a_block_of_another_host_is_read_byte_for_byte_and_what_is_not_allowed_is_not_
     }
     two.allow();
     two.reads_again(3, &two.sums(3), SOON);
-    // Nor what a does not look for.
+    // A block that a's configuration does not include is not there, either.
     two.a.configure(
         "{ reader = \"pc-way-rd\", datanode = \"other\" }",
         &two.b.as_peer(),
@@ -80,7 +80,7 @@ fn a_host_with_another_key_is_refused_and_both_sides_say_so() {
     let two = Two::with_blocks("pc-key");
     let sums = two.sums(1);
     two.reads_again(1, &sums, SOON);
-    // b knows another key of a
+    // b has a wrong key for a.
     let wrong = two.a.as_peer().replace(&two.a.fingerprint, &"0".repeat(64));
     two.b
         .configure("{ host = \"a\", datanode = \"*\" }", &wrong);
@@ -94,7 +94,7 @@ fn a_host_with_another_key_is_refused_and_both_sides_say_so() {
     assert!(ls.contains("connections refused"), "{ls}");
     two.allow();
     two.reads_again(1, &sums, SOON);
-    // a knows another key of b
+    // a has a wrong key for b.
     let wrong = two.b.as_peer().replace(&two.b.fingerprint, &"0".repeat(64));
     two.a
         .configure("{ reader = \"pc-key-rd\", datanode = \"*\" }", &wrong);
@@ -115,7 +115,7 @@ fn whoever_dies_no_reader_waits_long_and_all_comes_back() {
     let sums = two.sums(1);
     two.reads_again(1, &sums, SOON);
     let workers = (two.a.worker(), two.b.worker());
-    // Daemons: nobody notices, also with blocks that were never read, and the next ones find the workers.
+    // Daemons die: readers do not notice, also with blocks that they never read before, and the next daemons find the workers.
     two.a.daemon.kill();
     two.b.daemon.kill();
     let (read, took) = two.read(2);
@@ -127,13 +127,13 @@ fn whoever_dies_no_reader_waits_long_and_all_comes_back() {
         (two.a.worker(), two.b.worker()) == workers
     });
     two.reads_again(3, &two.sums(3), LONGEST);
-    // Workers.
+    // Workers die.
     signal(workers.0, Signal::KILL);
     two.reads_again(1, &sums, LONGEST);
     signal(workers.1, Signal::KILL);
     two.reads_again(1, &sums, LONGEST);
     assert!(two.a.worker() != workers.0 && two.b.worker() != workers.1);
-    // The DataNode's agent's worker, and the DataNode itself.
+    // The worker of the DataNode's agent dies, and then the DataNode itself.
     let agent = two.b.shown().datanodes[0].pid;
     signal(agent, Signal::KILL);
     two.reads_again(1, &sums, LONGEST);
@@ -155,7 +155,7 @@ fn a_datanode_that_moves_to_another_host_is_found_again() {
     two.boot_node("a");
     two.start_agent();
     two.reads_again(3, &sums, SOON);
-    // Where it is local it is read locally.
+    // A local block is read locally.
     let before = two.a.peer().bytes_read;
     two.reads_again(1, &two.sums(1), SOON);
     let bytes = two.a.reader().bytes;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Real HDFS, read past its DataNode while its blocks are moved, deleted, corrupted and upgraded, and while those who
-//! keep them die. Every byte is compared. Needs root, the lab's image and what `scripts/hadoop.sh` makes.
+//! Real HDFS, read past its DataNode while its blocks are moved, deleted, corrupted and upgraded, and while its processes die.
+//! The tests compare every byte. They need root, the lab's image and the output of `scripts/hadoop.sh`.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -13,7 +13,7 @@ use common::steps::{self, MIB, check_past, stall, step};
 use rustix::process::Signal;
 use viola_lab::hadoop::FileSystem;
 
-/// How long blocks are deleted and their places used again under readers.
+/// Duration of the test that deletes blocks and reuses their extents while clients read.
 const REFILL: Duration = Duration::from_secs(120);
 
 #[test]
@@ -60,7 +60,7 @@ fn ext4_deaths_and_upgrades() {
         });
         all();
         stall(client, "daemon killed", "/f_7", || bed.daemon().kill());
-        // the workers have not noticed
+        // The workers have not noticed.
         let seen = check(client, "viola", "/f_7", 24 * MIB);
         assert_eq!(seen.local, 24 * MIB, "{seen:?}");
         bed.daemon().again();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `scripts/with-rt.sh`: real-time throttling is lifted while a command runs and put back after it, however
-//! it ends. On a file that stands for the sysctl.
+//! `scripts/with-rt.sh` lifts real-time throttling while a command runs and restores it however the command ends. The tests use
+//! a file instead of the sysctl.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -44,7 +44,7 @@ impl Host {
         self.command(arguments).output().unwrap()
     }
 
-    /// Runs a command that ends when its standard input does, and waits until it has begun.
+    /// Starts a command that ends with its standard input and waits until it runs.
     fn begin(&self) -> Child {
         let mut command = self.command(&["sh", "-c", "echo begun; cat >/dev/null"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());

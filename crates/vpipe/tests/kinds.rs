@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a connection brings goes into a file or down another connection, and a file into a file.
+//! Transfers from a connection into a file or another connection, and from a file into a file.
 #![allow(clippy::unwrap_used)]
 
 mod bed;
@@ -18,7 +18,7 @@ use viola_vpipe::pipes::{Endpoint, PipeSpec};
 
 const MIB: u64 = 1 << 20;
 
-/// The host keeps what the peer says from now on, and the VM empties its socket.
+/// Makes the host hold the connection's packets from now on, and empties the VM's socket.
 fn hold(bed: &Bed, pipe: PipeId, flow: &Flow, source: &TcpStream) -> Vec<u8> {
     bed.pipes.hold(pipe, flow.guest, flow.peer);
     assert_eq!(bed.reply(), PipeReply::Held { pipe });
@@ -31,7 +31,7 @@ fn hold(bed: &Bed, pipe: PipeId, flow: &Flow, source: &TcpStream) -> Vec<u8> {
             Ok(n) => got.extend_from_slice(&some[..n]),
             Err(e) => {
                 assert_eq!(e.kind(), ErrorKind::WouldBlock);
-                // a packet may be on its way through the VM still
+                // A packet may still be on its way through the VM.
                 std::thread::sleep(Duration::from_millis(5));
                 if rustix::io::ioctl_fionread(source).unwrap() == 0 {
                     break;
@@ -43,7 +43,7 @@ fn hold(bed: &Bed, pipe: PipeId, flow: &Flow, source: &TcpStream) -> Vec<u8> {
     got
 }
 
-/// Sends without a pause.
+/// Sends all bytes without a pause.
 fn sender(mut from: TcpStream, bytes: Vec<u8>) -> JoinHandle<TcpStream> {
     std::thread::spawn(move || {
         from.write_all(&bytes).unwrap();
@@ -51,7 +51,7 @@ fn sender(mut from: TcpStream, bytes: Vec<u8>) -> JoinHandle<TcpStream> {
     })
 }
 
-/// Waits until the host has moved so many bytes.
+/// Waits until the host has moved this many bytes.
 fn moved(bed: &Bed, bytes: u64) {
     let begun = Instant::now();
     let has = || {
@@ -64,7 +64,7 @@ fn moved(bed: &Bed, bytes: u64) {
     }
 }
 
-/// Reads so many bytes.
+/// Reads this many bytes.
 fn reader(mut to: TcpStream, size: usize) -> JoinHandle<(TcpStream, Vec<u8>)> {
     std::thread::spawn(move || {
         let mut got = vec![0; size];
@@ -73,7 +73,7 @@ fn reader(mut to: TcpStream, size: usize) -> JoinHandle<(TcpStream, Vec<u8>)> {
     })
 }
 
-/// Both ways of a connection stats.
+/// Asserts that a connection carries bytes in both directions.
 fn talk(one: &mut TcpStream, other: &mut TcpStream) {
     let mut five = [0; 5];
     one.write_all(b"hello").unwrap();
@@ -134,7 +134,8 @@ fn a_stream_in_full_flow_is_relayed_and_both_connections_go_on() {
         talk(&mut client, &mut sink);
         again += retransmitted_segments(&backend);
     }
-    // what came while the way was switched has been overtaken; of all that was kept it would be more than a thousand
+    // The peer retransmits segments that were overtaken during the redirection. If the held segments were lost, it would
+    // retransmit more than a thousand.
     assert!(again <= 1000, "{again} segments were sent again");
     let stats = bed.wait_for_ended(2);
     assert_eq!((stats.begun, stats.returned, stats.broken), (2, 2, 0));
@@ -189,7 +190,7 @@ fn a_peer_is_promised_no_more_than_the_vm_has_room_for() {
 #[test]
 fn the_end_of_a_source_and_its_death_are_told() {
     let bed = Bed::new("s");
-    // a source that ends
+    // The source ends.
     let (mut backend, source, from) = bed.tenant.connect(true);
     let (client, sink, _) = bed.tenant.connect(true);
     bed.pipes.hold(1, from.guest, from.peer);
@@ -220,7 +221,7 @@ fn the_end_of_a_source_and_its_death_are_told() {
         ),
         other => panic!("{other:?}"),
     }
-    // a source that is reset: the client's connection comes back alone
+    // The source is reset: only the client's connection comes back.
     let (backend, source, from) = bed.tenant.connect(true);
     let (mut client, mut sink, _) = bed.tenant.connect(true);
     bed.pipes.hold(2, from.guest, from.peer);
@@ -250,10 +251,10 @@ fn the_end_of_a_source_and_its_death_are_told() {
     talk(&mut client, &mut sink);
 }
 
-/// The line to the VM may be a slow one, and everything else waits behind what is said there.
+/// The serial line to the VM may be slow, and unread bytes of a connection would delay every other message on it.
 #[test]
 fn a_source_that_has_said_megabytes_more_is_reset_when_nobody_wants_them() {
-    // with a cap nothing is between the two while more waits to be moved
+    // The cap limits the transfer, so received bytes queue up at the host.
     let bed = Bed::capped("m", Some(MIB));
     let (backend, source, from) = bed.tenant.connect(true);
     let (client, sink, _) = bed.tenant.connect(true);
@@ -272,7 +273,7 @@ fn a_source_that_has_said_megabytes_more_is_reset_when_nobody_wants_them() {
     let mut client = client;
     client.set_nonblocking(true).unwrap();
     let mut got = vec![0; 1 << 20];
-    // until a megabyte is in the host's hands
+    // Until the host holds more than a megabyte.
     let begun = Instant::now();
     loop {
         said += (&backend).write(&piece).unwrap_or(0);
@@ -317,7 +318,7 @@ fn what_is_only_held_goes_on_when_it_is_stopped() {
     let mut four = [0; 4];
     assert!(source.read_exact(&mut four).is_err(), "it was not held");
     source.set_read_timeout(None).unwrap();
-    // one connection is held once
+    // A connection can be held only once.
     bed.pipes.hold(2, from.guest, from.peer);
     assert!(matches!(bed.reply(), PipeReply::Refused { pipe: 2, .. }));
     bed.pipes.stop(1);
@@ -336,7 +337,7 @@ fn an_upload_goes_into_the_files_blocks_and_stops_where_it_is_told() {
     let bytes = noise(6 << 20, 11);
     let sending = sender(client, bytes.clone());
     let kept = hold(&bed, 1, &from, &source);
-    // the file lies on the disk from 1 MiB to 7.5 MiB
+    // The file lies on the disk from 1 MiB to 7.5 MiB.
     let (disk, offset) = (MIB..MIB * 15 / 2, 4321);
     let length = (bytes.len() - kept.len()) as u64;
     let spec = PipeSpec {
@@ -369,7 +370,7 @@ fn an_upload_goes_into_the_files_blocks_and_stops_where_it_is_told() {
     assert!(after[begin..end] == bytes[kept.len()..], "other bytes");
     assert!(after[..begin] == before[..begin] && after[end..] == before[end..]);
 
-    // a client that pauses is told how far it came
+    // While a client pauses, the agent learns how far the upload came.
     client.write_all(&bytes[..100_000]).unwrap();
     let kept = hold(&bed, 2, &from, &source);
     let spec = PipeSpec {
@@ -421,7 +422,8 @@ fn a_cap_holds_for_copies_and_connections_together() {
         }
     }
     receiving.join().unwrap();
-    // but for a tenth of a second's worth that it begins with, and what the last turn of each goes beyond: a tenth, or a tube
+    // Except for the initial burst of a tenth of a second, and for the excess of the last turn of each transfer: a tenth of a
+    // second, or a pipe buffer.
     let beyond = rate / 10 * 2 + (256 << 10);
     let least = (SIZE + 3 * MIB - beyond) as f64 / rate as f64;
     let took = begun.elapsed().as_secs_f64();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files of a VM's disk image go down its connections, sent by the host.
+//! The host sends files of a VM's disk image on the VM's connections.
 #![allow(clippy::unwrap_used)]
 
 mod tenant;
@@ -20,14 +20,14 @@ use viola_vpipe::{Error, Flow, HostConnection, Steering};
 
 const SIZE: u64 = 12 << 20;
 
-/// A connection that the host has, and what goes down it.
+/// A connection at the host and the file part that it sends.
 struct Pipe {
     end: HostConnection,
     sending: FileToSocket,
     whole: u64,
 }
 
-/// What goes back to the VM.
+/// The state that goes back to the VM.
 #[derive(Debug)]
 struct Returned {
     state: Option<TcpState>,
@@ -58,7 +58,7 @@ impl Pipe {
     }
 }
 
-/// A VM with a disk on which one file lies in three pieces, the last one first; the file's bytes.
+/// A VM with a disk on which one file lies in three extents, the last one first; and the file's bytes.
 struct Bed {
     steering: Steering,
     tenant: Tenant,
@@ -115,7 +115,7 @@ impl Bed {
         FileToSocket::new(self.image.clone(), map, offset, length)
     }
 
-    /// The VM gives its connection, for these bytes of the file.
+    /// Hands the VM's connection over for these bytes of the file.
     fn give(&self, guest: &TcpStream, flow: Flow, offset: u64, length: u64) -> Pipe {
         let flows = self.steering.flows();
         flows.hold(&flow, Some(CLIENT), None).unwrap();
@@ -130,7 +130,7 @@ impl Bed {
         }
     }
 
-    /// The VM has it again.
+    /// Restores the connection in the VM.
     fn restore_in_place(&self, guest: &TcpStream, flow: &Flow, state: &TcpState) {
         disconnect_silently(guest.as_fd()).unwrap();
         let ready = restore(guest.as_fd(), state).unwrap();
@@ -139,7 +139,7 @@ impl Bed {
     }
 }
 
-/// Sends all of it and waits until the peer has it.
+/// Sends all bytes and waits until the peer has acknowledged them.
 fn finish(pipe: &mut Pipe) {
     let begun = Instant::now();
     loop {
@@ -183,7 +183,7 @@ fn a_file_goes_from_the_image_to_the_client_and_the_vm_goes_on() {
     for (offset, length) in ranges {
         let mut get = [0; 3];
         guest.read_exact(&mut get).unwrap();
-        // what the VM says before and behind is in order with what the host says
+        // The VM's bytes before and after the transfer are in order with the host's bytes.
         guest.write_all(b"head").unwrap();
         let mut pipe = bed.give(&guest, flow, offset, length);
         finish(&mut pipe);
@@ -199,7 +199,7 @@ fn a_file_goes_from_the_image_to_the_client_and_the_vm_goes_on() {
 fn a_pipe_that_is_stopped_in_the_middle_goes_on_in_the_vm() {
     let bed = Bed::new("q");
     let (mut client, mut guest, flow) = bed.tenant.connect(true);
-    // nobody reads, so it is stopped with full queues
+    // The client does not read, so the pipe is stopped with full queues.
     let mut pipe = bed.give(&guest, flow, 0, SIZE);
     while pipe.step(1 << 20).unwrap().1 != StepOutcome::SinkFull {}
     let Returned { state, sent } = pipe.extract(bed.steering.flows(), None).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Connections of a bridged VM (here a network namespace behind its tap) are served by sockets of the host, and given back.
+//! Host sockets serve connections of a bridged VM (a network namespace behind its tap) and return them.
 #![allow(clippy::unwrap_used)]
 
 mod tenant;
@@ -15,7 +15,7 @@ use viola_handover::{disconnect_silently, extract, restore, unacknowledged_bytes
 use viola_netdev::Netns;
 use viola_vpipe::{Flow, Steering};
 
-/// Takes the connection out of one socket and puts it into another; who has it from then on is `then`'s.
+/// Moves the connection from one socket to another; `then` redirects its packets to the new owner.
 fn hand(steering: &Steering, flow: &Flow, from: impl AsFd, to: impl AsFd, then: impl FnOnce()) {
     steering.flows().hold(flow, Some(CLIENT), None).unwrap();
     let state = extract(from.as_fd()).unwrap().detach();
@@ -25,7 +25,7 @@ fn hand(steering: &Steering, flow: &Flow, from: impl AsFd, to: impl AsFd, then: 
     ready.activate().unwrap();
 }
 
-/// A VM serves small answers, the host the large ones, on one connection.
+/// On one connection the VM serves small responses and the host large ones.
 fn serve(steering: &Steering, tenant: &Tenant, ipv4: bool, rounds: u32, size: usize) {
     let (mut client, mut guest, flow) = tenant.connect(ipv4);
     let reader: JoinHandle<TcpStream> = std::thread::spawn(move || {
@@ -106,7 +106,7 @@ fn a_vm_is_not_heard_while_its_connection_is_held() {
     assert!(client.read(&mut five).is_err(), "something came");
     let counts = steering.flows().counts(&flow).unwrap().unwrap();
     assert!(counts.vm_dropped > 0 && counts.held > 0, "{counts:?}");
-    // another connection of the same VM is not concerned
+    // Another connection of the same VM is not affected.
     let (mut other, mut at_guest, _) = tenant.connect(false);
     other.write_all(b"hello").unwrap();
     at_guest.read_exact(&mut five).unwrap();

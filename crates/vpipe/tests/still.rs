@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! While a VM stands still nothing of it moves, whatever is in the sockets already; afterwards all goes on.
+//! While a VM is paused, no byte of its transfers moves, whatever the sockets hold; afterwards all transfers continue.
 #![allow(clippy::unwrap_used)]
 
 mod bed;
@@ -20,10 +20,10 @@ use viola_vpipe::Flow;
 use viola_vpipe::pipes::{PauseProbe, PipeSpec};
 
 const MIB: u64 = 1 << 20;
-/// Longer than any timeout of a socket that is to be silent.
+/// Longer than any timeout of a socket that must stay silent.
 const LONG: Duration = Duration::from_millis(1500);
 
-/// A thread of a VM, as far as the host can see.
+/// The state of a vCPU thread, as the host reads it.
 struct Vcpu(File);
 
 impl Vcpu {
@@ -44,7 +44,7 @@ impl Vcpu {
     fn stops(&self, bed: &Bed) {
         self.is('T');
         wait_until("it is seen to stand still", || bed.pipes.is_paused());
-        // a turn that had begun
+        // Lets a turn that had begun end.
         std::thread::sleep(Duration::from_millis(50));
     }
 
@@ -62,7 +62,7 @@ fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// Takes what comes until nothing has come for so long.
+/// Reads until no byte has arrived for `quiet`.
 fn drain(client: &mut TcpStream, got: &mut Vec<u8>, quiet: Duration) {
     client.set_read_timeout(Some(quiet)).unwrap();
     let mut some = vec![0; 64 << 10];
@@ -77,10 +77,10 @@ fn drain(client: &mut TcpStream, got: &mut Vec<u8>, quiet: Duration) {
     client.set_read_timeout(None).unwrap();
 }
 
-/// The file is sent as pipe 1, of which the client has had this much.
+/// Sends the file as pipe 1 and returns once the client has received the first MiB.
 fn under_way(bed: &Bed, ipv4: bool) -> (TcpStream, TcpStream, Flow, Vec<u8>) {
     let (mut client, guest, flow) = bed.tenant.connect(ipv4);
-    // so that most of it waits at the host
+    // A small buffer, so that most of the file waits at the host.
     set_socket_recv_buffer_size(&client, 128 << 10).unwrap();
     bed.start(1, &guest);
     let mut got = vec![0; 1 << 20];
@@ -99,7 +99,7 @@ fn what_is_in_the_hosts_socket_stays_there_and_comes_afterwards() {
         drain(&mut client, &mut got, Duration::from_millis(200));
         let rest = got.len() - before;
         assert!(rest < 1 << 20, "{rest} bytes were with the client already");
-        // from now on nothing at all: no timeout, no window of the client's gets anything out
+        // From now on no byte may arrive: neither a timeout nor a window update of the client may trigger one.
         let before = got.len();
         drain(&mut client, &mut got, LONG);
         assert_eq!(got.len(), before);
@@ -139,7 +139,7 @@ fn a_disk_of_a_vm_that_is_paused_is_not_written_to() {
         client.write_all(&sent[100_000..]).unwrap();
         client
     });
-    // neither by a connection nor by a copy
+    // Neither a connection nor a copy may write.
     let copy = PipeSpec {
         pipe: 2,
         source: bed.part(2 * MIB..3 * MIB, 0),
@@ -198,7 +198,7 @@ fn nobody_is_blamed_for_the_time_in_which_a_vm_stood_still() {
     let bed = Bed::new("p");
     let vcpu = Vcpu::of(&bed);
     let (mut client, guest, flow, mut got) = under_way(&bed, true);
-    // what the VM says in its last moment waits with it
+    // Requests that the VM sent just before the pause wait until it resumes.
     vcpu.stops(&bed);
     bed.pipes.stop(1);
     bed.pipes.hold(2, flow.guest, flow.peer);

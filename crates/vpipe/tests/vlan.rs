@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Two VMs of equal addresses in two VLANs of one bridge, whose clients see their frames tagged. A host needs a bridge that
-//! filters VLANs for that, so it is a QEMU guest, in which this program runs the other one of its tests.
+//! Two VMs with equal addresses in two VLANs of one bridge, whose clients see tagged frames. This needs a bridge that filters
+//! VLANs, so the host is a QEMU VM in which this program runs its other test.
 #![allow(clippy::unwrap_used)]
 
 mod tenant;
@@ -21,7 +21,7 @@ use viola_vpipe::transfer::{FileToSocket, StepOutcome};
 use viola_vpipe::{HostConnection, Steering};
 
 const SIZE: u64 = 4 << 20;
-/// How long the emulated host may take for the test.
+/// Timeout of the test in the emulated host.
 const TEST_TIMEOUT: Duration = Duration::from_secs(300);
 const TEST: &str = "the_host_stays_in_the_vlan_of_the_vm";
 
@@ -63,7 +63,7 @@ fn the_host_stays_in_the_vlan_of_the_vm() {
     .unwrap();
     let tenants = [(10, "a"), (20, "b")]
         .map(|(vlan, name)| Tenant::on("br0", Some(vlan), &host, &steering, name));
-    // by turns, so that each is tried when the bridge has learnt of both
+    // The VMs alternate, so that each is tested after the bridge has learnt both.
     for (seed, ipv4) in [(1, true), (2, false)] {
         for (number, tenant) in tenants.iter().enumerate() {
             serve(tenant, &steering, seed + 2 * number as u32, ipv4);
@@ -71,7 +71,7 @@ fn the_host_stays_in_the_vlan_of_the_vm() {
     }
 }
 
-/// The host sends a file for the VM, which then says more itself.
+/// The host sends a file for the VM, and then the VM sends more itself.
 fn serve(tenant: &Tenant, steering: &Steering, seed: u32, ipv4: bool) {
     let file = noise(SIZE as usize, seed);
     let mut image = tempfile::tempfile().unwrap();

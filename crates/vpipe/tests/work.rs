@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an agent asks for is done: files are sent, connections come back, and nothing that a client says meanwhile is lost.
+//! The host fulfils an agent's requests: it sends files, returns connections, and loses no byte that a client sends meanwhile.
 #![allow(clippy::unwrap_used)]
 
 mod bed;
@@ -25,7 +25,7 @@ fn a_client_that_asks_again_at_once_is_heard_at_once() {
         let file = bed.file.clone();
         let reader = std::thread::spawn(move || {
             for _ in 0..10 {
-                // falls into the time in which the connection is on its way back
+                // This request arrives while the connection is on its way back.
                 client.write_all(b"GET").unwrap();
                 let mut got = vec![0; SIZE as usize];
                 client.read_exact(&mut got).unwrap();
@@ -54,9 +54,9 @@ fn what_a_client_says_meanwhile_is_kept_however_much_it_is() {
         .set_read_timeout(Some(Duration::from_secs(30)))
         .unwrap();
     let mut got = vec![0; SIZE as usize];
-    // the host has it
+    // The host has the connection.
     client.read_exact(&mut got[..1000]).unwrap();
-    // more than a message holds
+    // More bytes than one message holds.
     let said = tenant::noise(50_000, 3);
     client.write_all(&said).unwrap();
     client.read_exact(&mut got[1000..]).unwrap();
@@ -144,29 +144,30 @@ fn a_stranger_is_not_put_in_the_place_of_a_vm() {
         panic!("not refused");
     };
     assert!(why.contains("10.66.0.99"), "{why}");
-    // and a connection is given once
+    // A connection can be handed over only once.
     connection.local = flow.guest;
     bed.start_with(2, connection.clone());
     bed.start_with(3, connection);
     assert!(matches!(bed.reply(), PipeReply::Refused { pipe: 3, .. }));
 }
 
-/// Name of a socket's congestion control.
+/// Name of a socket's congestion control algorithm.
 fn congestion(socket: i32) -> String {
     let (mut name, mut size) = ([0u8; 16], 16);
     let (level, what) = (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
-    // SAFETY: the buffer is ours and of the size given.
+    // SAFETY: the buffer is ours and has the given size.
     unsafe { libc::getsockopt(socket, level, what, name.as_mut_ptr().cast(), &raw mut size) };
     let name = name.split(|&byte| byte == 0).next().unwrap();
     String::from_utf8(name.to_vec()).unwrap()
 }
 
-/// Sockets of this process, beside the VM's own, that have the VM's end of a connection.
+/// This process's sockets, except the VM's own, that have the VM's end of a connection.
 fn of_the_host(flow: &Flow, guest: &TcpStream) -> Vec<i32> {
     let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let has = |fd: &i32| {
-        // SAFETY: a descriptor that another thread closes meanwhile is an error of the calls, or another one of this process.
+        // SAFETY: if another thread closes the descriptor meanwhile, the calls fail or inspect another descriptor of this
+        // process.
         let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
         let local = rustix::net::getsockname(fd)
             .ok()
@@ -184,7 +185,7 @@ fn of_the_host(flow: &Flow, guest: &TcpStream) -> Vec<i32> {
 #[test]
 fn the_host_sends_with_the_vms_congestion_control_if_it_has_that() {
     let bed = Bed::new("n");
-    // before one of them is handed over: its port is not for others then
+    // Connects all before the first hand-over: afterwards its port is not available for others.
     let all = [0; 3].map(|_| bed.tenant.connect(true));
     let flow = all[0].2;
     let own = congestion(bed.tenant.vm_netns.socket(flow.guest).unwrap().as_raw_fd());
@@ -192,7 +193,7 @@ fn the_host_sends_with_the_vms_congestion_control_if_it_has_that() {
     let cases = [
         (1, other, other, 0),
         (2, own.as_str(), own.as_str(), 0),
-        // the kernel would look for a module
+        // The kernel would look for a module of this name.
         (3, "viola_no_such", own.as_str(), 1),
     ];
     for ((pipe, told, used, counted), (client, guest, flow)) in cases.into_iter().zip(all) {
@@ -228,7 +229,7 @@ fn the_host_sends_with_the_vms_congestion_control_if_it_has_that() {
 fn when_the_agent_is_gone_clients_see_a_reset_and_never_an_end() {
     let mut bed = Bed::new("z");
     let (mut client, guest, flow) = bed.tenant.connect(true);
-    // a segment that it had no room for would make the reset behind it one that it must not believe (RFC 5961)
+    // A dropped segment would make the client reject the following reset as out of sequence (RFC 5961).
     set_socket_recv_buffer_size_force(&client, 2 << 20).unwrap();
     bed.start(1, &guest);
     let mut some = vec![0; 1 << 20];
@@ -241,7 +242,7 @@ fn when_the_agent_is_gone_clients_see_a_reset_and_never_an_end() {
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     assert!(begun.elapsed() < Duration::from_secs(5));
     assert!(bed.is_released(&flow));
-    // the next agent is served, and hears nothing that was for the one before
+    // The host serves the next agent, which receives no message for the previous one.
     let (mut client, guest, _) = bed.tenant.connect(true);
     bed.start(1, &guest);
     let file = bed.file.clone();
@@ -305,7 +306,7 @@ fn a_connection_that_nobody_takes_back_is_reset() {
             ..
         }
     ));
-    // the agent dies with it
+    // The agent dies while it has the connection.
     bed.pipes.reset_all();
     let error = client.read(&mut [0; 1]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Three network namespaces and a wire between them that is this program: it loses what it is told to lose.
+//! Three network namespaces and a wire between them. The test program is the wire: it carries packets and drops them on
+//! request.
 #![allow(dead_code)]
 
 use std::fs::File;
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use viola_netdev::{Netns, add_address, device};
 
-/// Where the packets of the connection go.
+/// The namespace that receives the client's packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Way {
@@ -35,18 +36,18 @@ impl Space {
         Self { netns, tun }
     }
 
-    /// Does something in the namespace.
+    /// Runs `work` in the namespace.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.netns.run(work).unwrap()
     }
 
-    /// A TCP socket in the namespace.
+    /// A TCP socket that is created in the namespace.
     pub fn socket(&self, address: SocketAddr) -> OwnedFd {
         self.netns.tcp_socket(address.ip()).unwrap()
     }
 }
 
-/// A TUN device with this address and a network of all others, in the thread's namespace.
+/// A TUN device with this address and an on-link network, in the thread's namespace.
 fn tun(address: IpAddr) -> File {
     const TUNSETIFF: u64 = 0x4004_54ca;
     const IFF_TUN: i16 = 1;
@@ -56,7 +57,7 @@ fn tun(address: IpAddr) -> File {
         .write(true)
         .open("/dev/net/tun")
         .unwrap();
-    // `struct ifreq`: the name, the flags
+    // `struct ifreq`: name, then flags
     let mut request = [0u8; 40];
     request[..4].copy_from_slice(b"wire");
     request[16..18].copy_from_slice(&(IFF_TUN | IFF_NO_PI).to_ne_bytes());
@@ -73,19 +74,19 @@ fn tun(address: IpAddr) -> File {
     device
 }
 
-/// What the three share.
+/// State that the wire's thread shares with the test.
 struct Board {
     way: AtomicU8,
-    /// Packets lost by chance, in thousandths.
+    /// Random packet loss, in thousandths.
     loss: AtomicU32,
-    /// Packets that came from an end that the way does not lead to: from which, and the TCP header.
+    /// Packets from an end that is not connected now: the index of the end, and the TCP header.
     strays: Mutex<Vec<(usize, String)>>,
-    /// How often nothing had come from either end.
+    /// Number of polls in which neither server end had sent a packet.
     quiet: AtomicU64,
     end: AtomicBool,
 }
 
-/// A client, and two ends with the same address.
+/// A client and two server ends with the same address.
 pub struct Wire {
     pub client: Space,
     pub old: Space,
@@ -95,7 +96,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// `client` and `server` are of one family, and of one network of 24 or 64 bits.
+    /// `client` and `server` have the same address family and are in one /24 (IPv4) or /64 (IPv6) network.
     pub fn new(client: IpAddr, server: IpAddr) -> Self {
         let (client, old, new) = (Space::new(client), Space::new(server), Space::new(server));
         let board = Arc::new(Board {
@@ -125,7 +126,7 @@ impl Wire {
         self.board.loss.store(thousandths, Ordering::SeqCst);
     }
 
-    /// Waits until what both ends have sent is carried or lost.
+    /// Waits until the wire has carried or dropped all packets that both ends have sent.
     pub fn settle(&self) {
         let now = self.board.quiet.load(Ordering::SeqCst);
         while self.board.quiet.load(Ordering::SeqCst) < now + 2 {
@@ -133,7 +134,7 @@ impl Wire {
         }
     }
 
-    /// Packets that an end sent while it was the other one's turn.
+    /// Packets that an end sent while the other one was connected.
     pub fn strays(&self) -> Vec<(usize, String)> {
         self.board.strays.lock().unwrap().clone()
     }
@@ -157,7 +158,7 @@ fn carry(mut tuns: [File; 3], board: &Board) {
             events: libc::POLLIN,
             revents: 0,
         });
-        // SAFETY: three entries, as said.
+        // SAFETY: `polls` has three entries.
         unsafe { libc::poll(polls.as_mut_ptr(), 3, 20) };
         if (polls[1].revents | polls[2].revents) & libc::POLLIN == 0 {
             board.quiet.fetch_add(1, Ordering::SeqCst);
@@ -167,7 +168,7 @@ fn carry(mut tuns: [File; 3], board: &Board) {
                 continue;
             }
             let size = tuns[from].read(&mut packet).unwrap();
-            // TCP only: neighbour discovery and the like is not part of it
+            // Carries TCP only; neighbour discovery and other protocols are ignored.
             let protocol = if packet[0] >> 4 == 4 {
                 packet[9]
             } else {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A small web server as many are: server level|edge|poll|block|threads PORT FILE PIECE. After each response it says how often it
-   was woken; when sendfile fails, how. After the first part of the body it does something that the path says. */
+/* A small web server with a usual event loop: server level|edge|poll|block|threads PORT FILE PIECE. After each response it
+   prints how often it was woken, and if sendfile fails, the error. After the first part of the body it runs the trick that the
+   first letter of the path selects. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -19,7 +20,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MOST = 64 };
+enum { MAX_CONNECTIONS = 64 };
 static enum { LEVEL, EDGE, POLL, BLOCK, THREADS } mode;
 static int file, set;
 static off_t size, piece;
@@ -31,7 +32,7 @@ static struct conn {
     size_t have;
     off_t at;
     char in[4096];
-} conns[MOST];
+} conns[MAX_CONNECTIONS];
 
 static void want(struct conn *c, int op, unsigned events)
 {
@@ -74,7 +75,7 @@ static int request(struct conn *c)
     return 1;
 }
 
-/* Children close what is theirs. */
+/* Starts children, which close their copies of the descriptors. */
 static void children(struct conn *c)
 {
     pid_t child = fork();
@@ -103,7 +104,7 @@ static int body(struct conn *c)
         return end(c, "sendfile");
     char trick = c->trick;
     c->trick = 0;
-    if (trick == 'b') /* goes on somewhere else in the file */
+    if (trick == 'b') /* continues at another position of the file */
         c->at += 1;
     if (trick == 'c')
         return end(c, "closed");
@@ -119,7 +120,7 @@ static int body(struct conn *c)
         dup2(file, c->fd);
         return end(c, "replaced");
     }
-    if (trick == 'v') { /* closed behind the library's back */
+    if (trick == 'v') { /* closes without the library's knowledge */
         syscall(SYS_close, c->fd);
         return c->open = 0, -1;
     }
@@ -142,17 +143,17 @@ static void drive(struct conn *c)
         want(c, EPOLL_CTL_MOD, c->sending ? EPOLLOUT : EPOLLIN);
 }
 
-static void alone(struct conn *c)
+static void drive_to_end(struct conn *c)
 {
     while (c->open)
         drive(c);
 }
 
-/* A connection of the thread's own: a place among the others could be given away before the thread has seen its end. */
+/* The thread has its own struct: a slot of `conns` could be reused before the thread has seen the connection's end. */
 static void *thread(void *fd)
 {
     struct conn own = {.fd = (int)(intptr_t)fd, .open = 1};
-    alone(&own);
+    drive_to_end(&own);
     return NULL;
 }
 
@@ -164,7 +165,7 @@ static void new(int listener)
         pthread_detach(id);
         return;
     }
-    for (struct conn *c = conns; fd >= 0 && c < conns + MOST; c++)
+    for (struct conn *c = conns; fd >= 0 && c < conns + MAX_CONNECTIONS; c++)
         if (!c->open) {
             memset(c, 0, sizeof *c);
             c->fd = fd;
@@ -174,29 +175,29 @@ static void new(int listener)
             if (mode == EDGE)
                 want(c, EPOLL_CTL_ADD, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET);
             if (mode == BLOCK)
-                alone(c);
+                drive_to_end(c);
             return;
         }
     close(fd);
 }
 
-static void turn_of_poll(int listener)
+static void poll_once(int listener)
 {
-    struct pollfd polls[MOST + 1] = {{.fd = listener, .events = POLLIN}};
-    for (int i = 0; i < MOST; i++) {
+    struct pollfd polls[MAX_CONNECTIONS + 1] = {{.fd = listener, .events = POLLIN}};
+    for (int i = 0; i < MAX_CONNECTIONS; i++) {
         polls[i + 1].fd = conns[i].open ? conns[i].fd : -1;
         polls[i + 1].events = conns[i].sending ? POLLOUT : POLLIN;
     }
-    poll(polls, MOST + 1, -1);
+    poll(polls, MAX_CONNECTIONS + 1, -1);
     wakes++;
-    for (int i = 0; i < MOST; i++)
+    for (int i = 0; i < MAX_CONNECTIONS; i++)
         if (conns[i].open && polls[i + 1].revents)
             drive(&conns[i]);
     if (polls[0].revents)
         new(listener);
 }
 
-static void turn_of_epoll(int listener)
+static void epoll_once(int listener)
 {
     struct epoll_event events[16];
     int n = epoll_wait(set, events, 16, -1);
@@ -239,8 +240,8 @@ int main(int argc, char **argv)
         if (mode >= BLOCK)
             new(listener);
         else if (mode == POLL)
-            turn_of_poll(listener);
+            poll_once(listener);
         else
-            turn_of_epoll(listener);
+            epoll_once(listener);
     }
 }

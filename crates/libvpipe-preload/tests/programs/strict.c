@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Work that is not worth a pipe, under a filter that ends the program at any system call which it does not make itself:
+/* Transfers below the pipe minimum, under a seccomp filter that kills the program at any system call other than its own:
    strict answers|tunnel|counted|beside|after|broken|copies FILE. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -44,7 +44,7 @@ static void allow(const int *calls, size_t count)
 }
 #define ALLOW(...) allow((const int[]){__VA_ARGS__}, sizeof((const int[]){__VA_ARGS__}) / sizeof(int))
 
-/* Both ends of a connection. */
+/* Opens a connection and returns both ends. */
 static void connected(int ends[2])
 {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -83,7 +83,7 @@ static void answer(int file, int to[2], int set)
     take(to[1], part.iov_len + SMALL);
 }
 
-/* As haproxy: so much is asked for, and less by what has come. */
+/* Forwards as haproxy does: it asks for `asked` bytes, and for less as bytes arrive. Returns the rest. */
 static size_t forward(int source[2], int pipes[2], int sink[2], size_t asked, size_t size)
 {
     if (send(source[0], bytes, size, 0) != (ssize_t)size)
@@ -127,7 +127,7 @@ static void *receiver(void *from)
     return NULL;
 }
 
-/* An answer that is worth it; whoever relays it, all of it has gone when this returns. */
+/* Relays a response above the pipe minimum, by the agent or by itself. Returns when the sink has received all of it. */
 static void relayed(int source[2], int pipes[2], int sink[2])
 {
     pthread_t threads[2];
@@ -147,7 +147,7 @@ static void relayed(int source[2], int pipes[2], int sink[2])
     pthread_join(threads[1], NULL);
 }
 
-/* An answer that is worth it, whose relay has begun when both connections are closed. */
+/* Begins the relay of a response above the pipe minimum and then closes both connections. */
 static void broken(void)
 {
     int source[2], sink[2], pipes[2];
@@ -192,12 +192,12 @@ static void splices(const char *mode)
     int endless = !strcmp(mode, "tunnel"), beside = !strcmp(mode, "beside");
     int after = !strcmp(mode, "after") || has_broken;
     size_t asked = 60 << 20;
-    /* somebody else's large answer has begun */
+    /* another connection's large response has begun */
     if (beside)
         forward(other, second, sink, 60 << 20, SMALL);
     if (after && !has_broken)
         relayed(source, pipes, sink);
-    /* that the connections are closed is found out after some looks */
+    /* the library detects the closed connections after some calls */
     for (int i = 0; i < 100 && has_broken; i++)
         forward(source, pipes, sink, PIECE, SMALL);
     for (int i = 0; i < 8 && !beside && !after; i++)
@@ -247,6 +247,6 @@ int main(int count, char **arguments)
         copies(file);
     else
         splices(arguments[1]);
-    /* without the C library's end, which may look at streams */
+    /* skips the C library's exit, which may inspect streams */
     syscall(SYS_exit_group, 0);
 }

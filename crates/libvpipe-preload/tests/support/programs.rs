@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Servers as they come, with the library preloaded.
+//! Unmodified servers with the library preloaded.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::room::library;
 
-/// A server that is installed here, or that of the lab's guests with their own C library.
+/// A server that is installed on this machine, or the one of the lab's guests with its own C library.
 ///
-/// The guest's is started by its own loader, which also preloads: `LD_PRELOAD` would load this
-/// machine's C library beside the guest's.
+/// The loader of the guest image starts the guest's server and preloads the library: `LD_PRELOAD` would load this machine's C
+/// library beside the guest's.
 pub fn preloaded(name: &str) -> Command {
     let mut installed = ["/usr/sbin", "/usr/local/sbin", "/usr/bin"]
         .iter()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A network of its own with an agent, a file, a server that is preloaded, and a client that counts bytes.
+//! A network namespace with an agent, a file, a server with the library preloaded, and a client that counts bytes.
 #![allow(dead_code)]
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,10 +15,10 @@ use viola_netdev::{Netns, device};
 
 use crate::agent::{Agent, Manner};
 
-/// Where servers listen: each test has its own network.
+/// The port of the servers. Each test has its own network, so they do not collide.
 pub const PORT: u16 = 8080;
 
-/// One test's surroundings.
+/// The environment of one test.
 pub struct Room {
     pub agent: Agent,
     pub bytes: Vec<u8>,
@@ -28,7 +28,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// With a file of so many bytes, named `file`.
+    /// Creates a file of `size` bytes named `file`.
     pub fn new(size: usize, manner: Manner) -> Self {
         let netns = Netns::new().unwrap();
         let up = netns.run(|| device::up("lo"));
@@ -50,7 +50,7 @@ impl Room {
         self.folder.path().join("file")
     }
 
-    /// Starts a server in the network, and waits until it listens.
+    /// Starts a server in the namespace and waits until it listens.
     pub fn serve(&self, mut server: Command) -> ChildStdout {
         server.env("VIOLA_PIPE_SOCKET", self.agent.path());
         server.env("VIOLA_PIPE_MIN", "262144");
@@ -69,7 +69,7 @@ impl Room {
         output
     }
 
-    /// Does something in the network.
+    /// Runs `work` in the namespace.
     pub fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.netns.run(work).unwrap()
     }
@@ -93,15 +93,15 @@ impl Room {
 impl Drop for Room {
     fn drop(&mut self) {
         for child in self.running.lock().unwrap().iter_mut() {
-            // a server's workers end with it when it is asked to end
-            // SAFETY: a process of ours that nobody has waited for.
+            // SIGTERM also ends the server's workers.
+            // SAFETY: a child process that has not been waited for.
             unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
             let _ = child.wait();
         }
     }
 }
 
-/// The library, beside the test.
+/// The library, built beside the test.
 pub fn library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let library = test.parent().unwrap().join("libvpipe_preload.so");
@@ -109,10 +109,10 @@ pub fn library() -> PathBuf {
     library
 }
 
-/// A client that keeps its connection.
+/// A client with a persistent connection.
 pub struct Client(BufReader<TcpStream>);
 
-/// What came back.
+/// A received response.
 #[derive(Debug)]
 pub struct Response {
     pub status: u16,
@@ -121,13 +121,13 @@ pub struct Response {
 }
 
 impl Client {
-    /// Asks, and reads nothing.
+    /// Sends a request and reads nothing.
     pub fn ask(&mut self, method: &str, path: &str, more: &str) {
         let text = format!("{method} {path} HTTP/1.1\r\nHost: x\r\n{more}\r\n");
         self.0.get_mut().write_all(text.as_bytes()).unwrap();
     }
 
-    /// Reads a head: status and length.
+    /// Reads a response head: status and content length.
     pub fn head(&mut self) -> (u16, usize) {
         let (mut status, mut length) = (0, 0);
         loop {
@@ -161,14 +161,14 @@ impl Client {
         self.response()
     }
 
-    /// Reads so many bytes.
+    /// Reads `n` bytes.
     pub fn some(&mut self, n: usize) -> Vec<u8> {
         let mut bytes = vec![0; n];
         self.0.read_exact(&mut bytes).unwrap();
         bytes
     }
 
-    /// Reads until the end, however it comes.
+    /// Reads until the connection ends or fails.
     pub fn rest(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let _ = self.0.read_to_end(&mut bytes);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A stand-in for the agent: it moves the bytes itself, between the very descriptors that it is given.
+//! A stand-in for the agent. It moves the bytes itself, between the descriptors that it receives.
 #![allow(dead_code)]
 
 use std::collections::HashMap;
@@ -21,20 +21,20 @@ use rustix::net::{
 };
 use viola_proto::pipe::library::{LibraryReply, LibraryRequest, LostConnections, PACKET_BYTES};
 
-/// How it behaves.
+/// The behaviour of the stand-in.
 #[derive(Debug, Clone, Copy)]
 pub struct Manner {
-    /// Bytes between two messages of progress.
+    /// Bytes between two progress messages.
     pub piece: u64,
-    /// Between two pieces.
+    /// Delay between two pieces.
     pub pause: Duration,
-    /// Refuses everything.
+    /// The errno with which it refuses every pipe.
     pub refuse: Option<i32>,
-    /// Is gone after so many bytes of a pipe.
+    /// Exits after this many bytes of a pipe.
     pub die_after: Option<u64>,
-    /// Ends each pipe after so many bytes, without an error.
+    /// Ends each pipe after this many bytes, without an error.
     pub end_after: Option<u64>,
-    /// What a hand-over takes beside the time that the host is at it, which is told only where this is something.
+    /// The duration of a hand-over without the host's transfer. It is reported only when it is not zero.
     pub dear: Duration,
 }
 
@@ -52,7 +52,7 @@ impl Default for Manner {
 }
 
 impl Manner {
-    /// For real servers and large files.
+    /// The behaviour for real servers and large files.
     pub fn quick() -> Self {
         Self {
             pause: Duration::from_millis(1),
@@ -77,7 +77,7 @@ struct Shared {
     stops: AtomicU64,
 }
 
-/// One that listens.
+/// A listening stand-in.
 pub struct Agent {
     shared: Arc<Shared>,
 }
@@ -107,12 +107,12 @@ impl Agent {
         *self.shared.manner.lock().unwrap() = manner;
     }
 
-    /// Bytes that went through it.
+    /// Bytes that it has moved.
     pub fn sent(&self) -> u64 {
         self.shared.sent.load(SeqCst)
     }
 
-    /// Pipes that it was asked for and did not refuse.
+    /// Pipes that programs requested and it accepted.
     pub fn pipes(&self) -> u64 {
         self.shared.pipes.load(SeqCst)
     }
@@ -126,7 +126,7 @@ impl Agent {
         self.shared.resets.load(SeqCst)
     }
 
-    /// Waits until it was told of so many resets: programs do not wait for it.
+    /// Waits until it has received `n` resets: programs send them without waiting for an answer.
     pub fn wait_for_resets(&self, n: u64) {
         let begun = Instant::now();
         while self.resets() < n && begun.elapsed() < Duration::from_secs(20) {
@@ -138,17 +138,17 @@ impl Agent {
         self.shared.stops.load(SeqCst)
     }
 
-    /// Programs that came.
+    /// Programs that have connected.
     pub fn programs(&self) -> u64 {
         self.shared.accepted.load(SeqCst)
     }
 
-    /// Whether it was killed or has died.
+    /// Whether it was killed or has exited.
     pub fn is_gone(&self) -> bool {
         self.shared.ended.load(SeqCst)
     }
 
-    /// Is gone, with its socket.
+    /// Ends it and removes its socket.
     pub fn kill(&self) {
         self.shared.kill();
     }
@@ -165,7 +165,7 @@ impl Shared {
         if !self.ended.swap(true, SeqCst) {
             let _ = std::fs::remove_file(&self.path);
         }
-        // nobody who notices can come again
+        // The socket goes first, so that no program can connect again when it notices the end.
         while !self.closed.load(SeqCst) {
             thread::sleep(Duration::from_millis(1));
         }
@@ -291,7 +291,7 @@ struct Job {
     id: u64,
     source: OwnedFd,
     sink: OwnedFd,
-    /// Of files, where.
+    /// Offsets of the files.
     from: Option<u64>,
     to: Option<u64>,
 }
@@ -365,7 +365,7 @@ impl Job {
         self.wish.load(SeqCst) == GO
     }
 
-    /// None at the end, or when it is to end.
+    /// Returns None at the end of the source or when the pipe is to stop.
     fn pull(&self, sent: u64, most: usize) -> Result<Vec<u8>, Errno> {
         let mut bytes = vec![0; most];
         if let Some(offset) = self.from {
@@ -389,13 +389,13 @@ impl Job {
 
     fn push(&self, at: u64, bytes: &[u8]) -> (u64, Option<Errno>) {
         let mut done = 0;
-        // what was taken from a socket is given on in any case
+        // Bytes that were taken from a socket are always passed on.
         while done < bytes.len() && (self.goes_on() || self.from.is_none()) {
             let rest = &bytes[done..];
             if self.wish.load(SeqCst) == RESET {
                 break;
             }
-            // counted before the client can have it
+            // Counts the bytes before the client can have them.
             self.shared.sent.fetch_add(rest.len() as u64, SeqCst);
             let sent = match self.to {
                 Some(to) => rustix::io::pwrite(&self.sink, rest, to + at + done as u64),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An agent, a file, connections, and what the C library's programs are built with.
+//! An agent, a file, connections, and the compiler's settings for the C examples.
 #![allow(dead_code)]
 
 use std::fs::File;
@@ -18,10 +18,10 @@ use crate::agent::{Agent, Manner};
 
 pub const SIZE: usize = 4_000_003;
 
-/// The library reads its settings once, so all tests share a path, one after the other.
+/// The library reads its settings once, so all tests share one path and run one after the other.
 static FOLDER: LazyLock<Mutex<tempfile::TempDir>> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
-    // SAFETY: every test begins here, so no other of them reads or writes the environment now.
+    // SAFETY: every test begins here and waits for this initializer, so no other test uses the environment now.
     unsafe {
         std::env::set_var("VIOLA_PIPE_SOCKET", folder.path().join("agent"));
         std::env::set_var("VIOLA_PIPE_MIN", "262144");
@@ -29,7 +29,7 @@ static FOLDER: LazyLock<Mutex<tempfile::TempDir>> = LazyLock::new(|| {
     Mutex::new(folder)
 });
 
-/// When an agent is looked for again, after one of a test's was gone: the library waits for a second.
+/// The time at which the library looks for an agent again after a test's agent is gone. The library waits for a second.
 static AGAIN: Mutex<Option<Instant>> = Mutex::new(None);
 const RETRY: Duration = Duration::from_millis(1100);
 
@@ -66,7 +66,7 @@ impl Drop for Room {
     }
 }
 
-/// Two ends; little fits into the buffers between them while nobody reads.
+/// Both ends of a connection. Their buffers are small, so little fits in while the peer does not read.
 pub fn ends() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -75,7 +75,7 @@ pub fn ends() -> (TcpStream, TcpStream) {
     (ours, theirs)
 }
 
-/// Reads all that comes.
+/// Reads until the connection ends.
 pub fn reader(mut end: TcpStream) -> JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
@@ -97,7 +97,7 @@ pub fn errno() -> i32 {
 
 pub fn file(from: &impl AsRawFd, to: &impl AsRawFd, at: Option<&mut i64>, length: usize) -> isize {
     let at = at.map_or(std::ptr::null_mut(), |at| at);
-    // SAFETY: the offset is null or an i64's.
+    // SAFETY: the offset is null or points to an i64.
     unsafe { vpipe_file(from.as_raw_fd(), to.as_raw_fd(), at, length) }
 }
 
@@ -107,11 +107,11 @@ pub fn is_readable(fd: i32, milliseconds: i32) -> bool {
         events: libc::POLLIN,
         revents: 0,
     };
-    // SAFETY: one element.
+    // SAFETY: the array has one element.
     unsafe { libc::poll(&mut poll, 1, milliseconds) == 1 }
 }
 
-/// The libraries are built beside this test.
+/// The folder of the libraries, which cargo builds beside this test.
 pub fn libraries() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let folder = test.parent().unwrap().to_path_buf();
@@ -119,7 +119,7 @@ pub fn libraries() -> PathBuf {
     folder
 }
 
-/// Builds an example in a folder.
+/// Builds a C example in a folder.
 pub fn build(example: &str, folder: &Path, link: &str) -> PathBuf {
     let top = Path::new(env!("CARGO_MANIFEST_DIR"));
     let program = folder.join(example);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Real guests on one core and a daemon over them.
+//! Real VMs on one core and a daemon that manages it.
 
 #![allow(dead_code, clippy::unwrap_used)]
 
@@ -13,10 +13,10 @@ use viola_lab::{Guest, Lab, Paths, Spec};
 
 use super::Daemon;
 
-/// The core that the guests share; core 0 is left to the system.
+/// The core that the VMs share. Core 0 is left to the host.
 pub const CORE: u32 = 1;
 
-/// Guests on [`CORE`] and a daemon that manages it. One at a time.
+/// VMs on [`CORE`] and a daemon that manages it. Only one test bed exists at a time.
 pub struct Rig {
     pub daemon: Daemon,
     pub lab: Lab,
@@ -25,13 +25,13 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Boots guests by name, each with what follows its name in TOML, and starts a daemon by `config` (after
-    /// `[slices]` with the core).
+    /// Boots VMs, each given by its name and further TOML keys, and starts a daemon with `config` (appended to a `[slices]`
+    /// section that names the core).
     pub fn boot(guests: &[(&str, &str)], config: &str) -> Self {
         Self::boot_on(&format!("{CORE}"), guests, config)
     }
 
-    /// The same with guests that may run on these cores, as a TOML list without brackets.
+    /// The same with VMs that may run on these cores, given as a TOML list without brackets.
     pub fn boot_on(cores: &str, guests: &[(&str, &str)], config: &str) -> Self {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -57,7 +57,7 @@ impl Rig {
         }
     }
 
-    /// Four guests, all busy; `a` is latency-sensitive.
+    /// Four busy VMs; `a` is latency-sensitive.
     pub fn four_busy(more_config: &str) -> Self {
         let guests = [("va", HOG), ("vb", HOG), ("vc", HOG), ("vd", HOG)];
         let mut rig = Self::boot(
@@ -72,7 +72,7 @@ impl Rig {
         self.lab.guest(name).unwrap()
     }
 
-    /// All threads of a guest, as the host sees them, with their attributes.
+    /// All threads of a VM on the host with their scheduling attributes.
     pub fn threads(&self, name: &str) -> Vec<(Tid, SchedAttr)> {
         let mut processes = vec![self.guest(name).pid()];
         let mut next = 0;
@@ -120,7 +120,7 @@ impl Rig {
         }
     }
 
-    /// Every thread has stock scheduling within `limit`.
+    /// Asserts that every thread has stock scheduling again within `limit`.
     pub fn assert_stock_within(&self, limit: Duration) {
         let start = Instant::now();
         while !self.all_stock() {
@@ -139,7 +139,7 @@ impl Rig {
         }
     }
 
-    /// CPU time (ns) of a guest: of all its host threads that still run.
+    /// CPU time (ns) of a VM: the sum over its host threads that still run.
     pub fn cpu_ns(&self, name: &str) -> u64 {
         let of = |tid: Tid| {
             let text =
@@ -152,7 +152,7 @@ impl Rig {
         self.threads(name).iter().map(|(tid, _)| of(*tid)).sum()
     }
 
-    /// What each guest got of the core over a span, in percent of the core.
+    /// The share of each VM during `span`, in percent of the core.
     pub fn shares(&self, names: &[&str], span: Duration) -> Vec<f64> {
         let before: Vec<u64> = names.iter().map(|n| self.cpu_ns(n)).collect();
         let start = Instant::now();
@@ -165,7 +165,7 @@ impl Rig {
             .collect()
     }
 
-    /// Guests answer and get on with their work.
+    /// Asserts that the guests answer and make progress.
     pub fn assert_guests_work(&self, names: &[&str]) {
         for name in names {
             self.guest(name).ping().unwrap();
@@ -197,16 +197,16 @@ impl Rig {
     }
 }
 
-/// A guest that is always busy.
+/// The configuration of a VM that is always busy.
 pub const HOG: &str = "workloads = [{ kind = 'hog' }]";
 
-/// Sends a signal to a process of ours.
+/// Sends a signal to a process of this test.
 pub fn signal(pid: u32, signal: rustix::process::Signal) {
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid as i32).unwrap(), signal)
         .unwrap();
 }
 
-/// Within `limit` it becomes true.
+/// Asserts that the condition becomes true within `limit`.
 pub fn within(limit: Duration, what: &str, mut is: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is() {

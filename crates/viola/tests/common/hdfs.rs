@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A real HDFS in guests, another guest that reads it through a daemon's workers, and its client, which compares every
-//! byte that it reads with what the file's name says.
+//! A real HDFS in VMs, a reader VM that reads it through the daemon's workers, and the test client, which compares every byte
+//! that it reads with the content that the file's name determines.
 
 #![allow(dead_code, clippy::unwrap_used)]
 
@@ -20,38 +20,38 @@ use viola_proto::vread::{Datanode, Reader, Vread};
 
 use super::Daemon;
 
-/// How long anything in a guest may take that needs Java.
+/// Timeout of a step in a guest that starts Java.
 pub const LONG: Duration = Duration::from_secs(120);
-/// Room on a DataNode's disk.
+/// Size of a DataNode's disk.
 pub const DISK: u64 = 1 << 30;
 
-/// What a reader has seen.
+/// The result of a reader.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct Seen {
     pub bytes: u64,
     pub reads: u64,
-    /// Bytes that came past the DataNode.
+    /// Bytes that bypassed the DataNode.
     pub local: u64,
-    /// Reads with a byte that the file does not have.
+    /// Reads with a wrong byte.
     pub wrong: u64,
-    /// Longest time between the ends of two reads of one thread.
+    /// Longest time between the ends of two consecutive reads of one thread (ms).
     pub longest_ms: u64,
-    /// Kinds of exceptions.
+    /// The kinds of exceptions.
     pub failures: BTreeMap<String, u64>,
     /// The first wrong byte and the first exception.
     pub said: String,
 }
 
-/// What the plug-in has counted.
+/// The counters of the HDFS plug-in.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct Counts {
     pub bytes: u64,
-    /// Its longest call since it was last asked.
+    /// Its longest call since the previous query.
     pub longest_ms: u64,
     pub fallbacks: BTreeMap<String, u64>,
 }
 
-/// Guests `NAME-dn` (NameNode and DataNode), `NAME-d2` (a second DataNode, where wished), `NAME-rd` (the client).
+/// VMs `NAME-dn` (NameNode and DataNode), `NAME-d2` (optional second DataNode) and `NAME-rd` (the client).
 pub struct Bed {
     name: String,
     file_system: FileSystem,
@@ -63,7 +63,7 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// Boots it; `served` are the guests whose blocks may be read, a pattern such as `d*`.
+    /// Boots the VMs. `served` names the VMs whose blocks may be read, as a pattern such as `d*`.
     pub fn boot(name: &str, file_system: FileSystem, nodes: &[&str], served: &str) -> Self {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -142,13 +142,13 @@ impl Bed {
         }
     }
 
-    /// Starts NameNode and DataNode in `dn`.
+    /// Starts the NameNode and the DataNode in `dn`.
     pub fn hdfs(&self, keys: &[(&str, &str)]) -> Hdfs<'_> {
         Hdfs::start(&self.hadoop, self.guest("dn"), &self.options(keys))
             .unwrap_or_else(|e| panic!("{}", e.full()))
     }
 
-    /// Starts an agent beside a DataNode.
+    /// Starts an agent in a DataNode VM.
     pub fn agent(&self, node: &str) {
         let config = "data = ['/mnt/data']\ndatanode = '127.0.0.1:9866'\nquiet_ms = 1000\nsettle_ms = 200\nrecheck_s = 20\n";
         self.guest(node)
@@ -156,7 +156,7 @@ impl Bed {
             .unwrap_or_else(|e| panic!("{}", e.full()));
     }
 
-    /// Mounts the blocks and starts the client with its sides: `stock`, `viola`, and `raw`, which checks no checksum.
+    /// Mounts the blocks and starts the client with its sides: `stock`, `viola` and `raw`, which verifies no checksums.
     pub fn reader(&self, hdfs: &Hdfs) -> Mutex<Client> {
         hdfs.prepare(self.guest("rd")).unwrap();
         self.sh("rd", &format!("mount -t virtiofs viola {ROOT}/vread"));
@@ -182,14 +182,14 @@ impl Bed {
         (output.status, output.stdout + &output.stderr)
     }
 
-    /// Runs a script in a guest, which must succeed.
+    /// Runs a script in a guest and asserts that it succeeds.
     pub fn sh(&self, guest: &str, script: &str) -> String {
         let (status, text) = self.try_sh(guest, script);
         assert_eq!(status, 0, "{guest}: {script}: {text}");
         text
     }
 
-    /// What the daemon says of a DataNode and of the reader.
+    /// The daemon's report on a DataNode and on the reader.
     pub fn shown(&self, node: &str) -> (Datanode, Reader) {
         let all: Vread = self.daemon().json(&["vread", "stat"]);
         let name = format!("{}-{node}", self.name);
@@ -198,7 +198,7 @@ impl Bed {
         (datanode.unwrap_or_default(), reader.unwrap_or_default())
     }
 
-    /// Changes a byte of a finished block on the disk's image, behind the back of whoever has it in memory.
+    /// Changes a byte of a finished block in the disk image. Caches of the block's content do not notice.
     pub fn flip(&self, node: &str, block: &str, at: u64) {
         let place = self.place(node, block, at);
         let image = File::options()
@@ -213,7 +213,7 @@ impl Bed {
         image.sync_all().unwrap();
     }
 
-    /// Where a byte of a file is on its guest's disk.
+    /// The position in the disk image of a byte of a guest's file.
     fn place(&self, node: &str, file: &str, at: u64) -> u64 {
         let text = self.sh(
             node,
@@ -243,7 +243,7 @@ impl Bed {
         found.lines().map(str::to_owned).collect()
     }
 
-    /// Names of the finished blocks of a DataNode, as viola shows them: `POOL/blk_ID_STAMP`.
+    /// Names of the finished blocks of a DataNode in viola's form `POOL/blk_ID_STAMP`.
     pub fn names(&self, node: &str) -> Vec<String> {
         let found = self.sh(
             node,
@@ -259,7 +259,7 @@ impl Bed {
             .collect()
     }
 
-    /// Makes the free space of a DataNode's disk small pieces, with `free` bytes in all; the file that holds the rest.
+    /// Fragments the free space of a DataNode's disk and leaves `free` bytes in all. Returns the file that holds the rest.
     pub fn fill_up(&self, node: &str, free: u64, pieces: bool) -> String {
         let text = self.sh(node, "df -k /mnt | tail -n 1");
         let room: u64 = text.split_whitespace().nth(3).unwrap().parse().unwrap();
@@ -267,7 +267,7 @@ impl Bed {
         let io = format!("chroot {ROOT} /usr/sbin/xfs_io");
         let mut script = format!("{io} -f -c 'falloc 0 {length}' /mnt/filler\n");
         if pieces {
-            // a loop there: a guest's serial line is no place for long scripts
+            // The loop runs in the guest, because the serial line is too slow for long scripts.
             let end = length.min(2 * free);
             script += &format!(
                 "at=0; while [ $at -lt {end} ]; do set -- \"$@\" -c \"fpunch $at 128k\"; at=$((at+262144)); done\n\
@@ -316,7 +316,7 @@ impl Drop for Bed {
     }
 }
 
-/// Asks the client.
+/// Sends a request to the client and returns its answer.
 pub fn ask<T: serde::de::DeserializeOwned>(client: &Mutex<Client>, request: &str) -> T {
     client
         .lock()
@@ -325,12 +325,12 @@ pub fn ask<T: serde::de::DeserializeOwned>(client: &Mutex<Client>, request: &str
         .unwrap_or_else(|e| panic!("{}", e.full()))
 }
 
-/// Asks for something that answers nothing of interest.
+/// Sends a request to the client and ignores its answer.
 pub fn tell(client: &Mutex<Client>, request: &str) {
     let _: serde_json::Value = ask(client, request);
 }
 
-/// Reads the file once; every byte has to be there and right.
+/// Reads the file once and asserts that every byte is present and right.
 pub fn check(client: &Mutex<Client>, side: &str, path: &str, bytes: u64) -> Seen {
     let seen: Seen = ask(client, &format!("{side} check {path} 262144"));
     assert!(
@@ -340,7 +340,7 @@ pub fn check(client: &Mutex<Client>, side: &str, path: &str, bytes: u64) -> Seen
     seen
 }
 
-/// Reads it until all of it comes past the DataNode, at most half a minute; never is a byte wrong.
+/// Reads the file until all of it bypasses the DataNode, for at most half a minute. Asserts that no byte is ever wrong.
 pub fn check_local(client: &Mutex<Client>, path: &str, bytes: u64) {
     for side in ["raw", "viola"] {
         let end = Instant::now() + Duration::from_secs(45);

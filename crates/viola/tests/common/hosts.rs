@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Two hosts, each a network namespace with a daemon of its own, and guests that are started on one or the other.
+//! Two hosts, each a network namespace with its own daemon, and VMs that run on one or the other.
 
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
@@ -15,21 +15,21 @@ use viola_proto::vread::{Peer, Reader, Vread};
 
 /// The block pool.
 pub const POOL: &str = "BP-1-10.0.0.1-2";
-/// Where a DataNode has its finished blocks.
+/// The folder of finished blocks in the DataNode VM.
 pub const F: &str = "/tmp/d/dfs/current/BP-1-10.0.0.1-2/current/finalized/subdir0/subdir0";
-/// How long what is to happen may take.
+/// Timeout of an expected change.
 pub const SOON: Duration = Duration::from_secs(30);
 const PORT: u16 = 7670;
 
-/// A host: its network, its daemon, and the guests that run there.
+/// A host: its network, its daemon, and the VMs that run on it.
 pub struct Host {
     /// `a` or `b`.
     pub name: &'static str,
-    /// Its network.
+    /// Its network namespace.
     pub site: NetnsHost,
     /// Its daemon.
     pub daemon: Daemon,
-    /// By which others know it.
+    /// Its address for the other host.
     pub fingerprint: String,
 }
 
@@ -38,7 +38,7 @@ impl Host {
         Ipv4Addr::new(10, 98, 0, number)
     }
 
-    /// A host whose daemon does nothing yet.
+    /// A host whose daemon has nothing to do yet.
     fn new(name: &'static str, number: u8) -> Self {
         let site = NetnsHost::new(name, Self::address(number)).unwrap();
         let dir = tempfile::tempdir().unwrap();
@@ -62,7 +62,7 @@ impl Host {
         }
     }
 
-    /// Another `[vread]`, at once. `allow` are its lines, `peer` what is said of the other host.
+    /// Changes `[vread]` at once: `allow` are its lines, `peer` is the section about the other host.
     pub fn configure(&self, allow: &str, peer: &str) {
         let listen = format!(
             "listen = \"{}:{PORT}\"\nallow = [{allow}]\n",
@@ -80,7 +80,7 @@ impl Host {
         self.daemon.signal(rustix::process::Signal::HUP);
     }
 
-    /// Lines about this host, for the other one.
+    /// The section about this host for the other host's configuration.
     pub fn as_peer(&self) -> String {
         format!(
             "name = \"{}\"\naddress = \"{}:{PORT}\"\nfingerprint = \"{}\"",
@@ -90,13 +90,13 @@ impl Host {
         )
     }
 
-    /// Starts the daemon again, in its network.
+    /// Starts the daemon again in its network namespace.
     pub fn again(&mut self) {
         let (site, daemon) = (&self.site, &mut self.daemon);
         site.in_netns(|| daemon.again()).unwrap();
     }
 
-    /// Boots guests here.
+    /// Boots VMs on this host.
     pub fn up(&self, text: &str, lab: &str, folder: &Path) -> Lab {
         let spec = Spec::from_toml(text, lab, folder).unwrap();
         let found = Paths::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))]);
@@ -107,22 +107,22 @@ impl Host {
         Lab::up_in(&self.site, &spec, &paths).unwrap_or_else(|e| panic!("{}", e.full()))
     }
 
-    /// What its daemon shows.
+    /// The daemon's vread report.
     pub fn shown(&self) -> Vread {
         self.daemon.json(&["vread", "stat"])
     }
 
-    /// What it shows of the other host.
+    /// The daemon's report on the other host.
     pub fn peer(&self) -> Peer {
         self.shown().peers.first().cloned().unwrap_or_default()
     }
 
-    /// What it shows of its reader.
+    /// The daemon's report on its reader.
     pub fn reader(&self) -> Reader {
         self.shown().readers.first().cloned().unwrap_or_default()
     }
 
-    /// Process of its worker for other hosts.
+    /// Process ID of its worker that serves other hosts.
     pub fn worker(&self) -> u32 {
         self.shown().host.map_or(0, |h| h.pid)
     }
@@ -135,11 +135,11 @@ fn keys(dir: &Path) -> String {
     )
 }
 
-/// Host `a` with a guest that reads, host `b`, and a DataNode guest with a disk on one of them.
+/// Host `a` with a reader VM, host `b`, and a DataNode VM with a disk on one of them.
 pub struct Two {
-    /// Where the reading guest is.
+    /// The host of the reader VM.
     pub a: Host,
-    /// The other one.
+    /// The other host.
     pub b: Host,
     name: String,
     reader: Option<Lab>,
@@ -148,7 +148,7 @@ pub struct Two {
 }
 
 impl Two {
-    /// Both hosts with their keys, and the guests: the one that reads on `a`, the DataNode on `b`.
+    /// Starts both hosts with their keys and the VMs: the reader on `a`, the DataNode on `b`.
     pub fn boot(name: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("d.img");
@@ -169,7 +169,7 @@ impl Two {
             folder,
         };
         two.allow();
-        // vms = "own" holds from the start on
+        // `vms = "own"` applies from the first start on.
         for host in [&mut two.a, &mut two.b] {
             assert!(host.daemon.stop().success());
             host.again();
@@ -192,7 +192,7 @@ impl Two {
         two
     }
 
-    /// What both hosts allow each other by default.
+    /// Sets the default permissions of both hosts for each other.
     pub fn allow(&self) {
         let name = &self.name;
         self.a.configure(
@@ -205,7 +205,7 @@ impl Two {
         );
     }
 
-    /// Starts the DataNode guest on a host, with its disk.
+    /// Starts the DataNode VM on a host with its disk.
     pub fn boot_node(&mut self, on: &str) {
         let (name, host) = (&self.name, if on == "a" { &self.a } else { &self.b });
         let text = format!(
@@ -217,13 +217,13 @@ impl Two {
         ));
     }
 
-    /// Ends the DataNode guest in order.
+    /// Shuts the DataNode VM down.
     pub fn stop_node(&mut self) {
         self.dn("sync; umount -l /tmp/d; sync");
         let _ = self.node.take().unwrap().down();
     }
 
-    /// Starts the agent in it.
+    /// Starts the agent in the DataNode VM.
     pub fn start_agent(&self) {
         let agent = Workload::agent("data = ['/tmp/d/dfs']\nquiet_ms = 500\nsettle_ms = 200\n");
         self.guest("dn").start("agent", agent).unwrap();
@@ -250,21 +250,21 @@ impl Two {
         (output.status, output.stdout + &output.stderr)
     }
 
-    /// Runs one in the DataNode guest that has to succeed.
+    /// Runs a script in the DataNode VM and asserts that it succeeds.
     pub fn dn(&self, script: &str) -> String {
         let (status, text) = self.try_sh("dn", script);
         assert_eq!(status, 0, "{script}: {text}");
         text
     }
 
-    /// Runs one in the guest that reads, that has to succeed.
+    /// Runs a script in the reader VM and asserts that it succeeds.
     pub fn rd(&self, script: &str) -> String {
         let (status, text) = self.try_sh("rd", script);
         assert_eq!(status, 0, "{script}: {text}");
         text
     }
 
-    /// Makes a finished block as a DataNode does.
+    /// Creates a finished block as a DataNode does.
     pub fn make(&self, id: u32, kib: u32) {
         self.dn(&format!(
             "mkdir -p /tmp/d/rbw; dd if=/dev/urandom of=/tmp/d/rbw/blk_{id} bs=1024 count={kib} 2>/dev/null; \
@@ -274,7 +274,7 @@ impl Two {
         ));
     }
 
-    /// Waits until the DataNode's host knows so many blocks.
+    /// Waits until the DataNode's host reports `count` blocks.
     pub fn wait_blocks(&self, on: &Host, count: u64) {
         let limit = Instant::now() + SOON;
         loop {
@@ -291,7 +291,7 @@ impl Two {
         }
     }
 
-    /// What a block is in the DataNode: its sum and that of its meta file.
+    /// Checksums of a block and of its meta file in the DataNode VM.
     pub fn sums(&self, id: u32) -> [String; 2] {
         let sum = |name: String| {
             let text = self.dn(&format!("sha256sum < {F}/{name}"));
@@ -300,7 +300,7 @@ impl Two {
         [sum(format!("blk_{id}")), sum(format!("blk_{id}_1001.meta"))]
     }
 
-    /// What the reader makes of it: the same, or an error, and how long it took.
+    /// Reads a block in the reader VM. Returns the same checksums or an error, and the duration.
     pub fn read(&self, id: u32) -> (Result<[String; 2], String>, Duration) {
         let begun = Instant::now();
         let one = |name: String| {
@@ -319,8 +319,7 @@ impl Two {
         }
     }
 
-    /// The reader reads what the DataNode has; it may take a while until it does again, with nothing wrong meanwhile
-    /// and no attempt longer than `longest`.
+    /// Waits until the reader reads the block again. No attempt may return wrong bytes or take longer than `longest`.
     pub fn reads_again(&self, id: u32, sums: &[String; 2], longest: Duration) {
         let limit = Instant::now() + SOON;
         loop {
@@ -341,12 +340,12 @@ impl Two {
         }
     }
 
-    /// Whether the reader is told that there is no such block.
+    /// Whether the reader gets ENOENT for the block.
     pub fn is_absent(&self, id: u32) -> bool {
         matches!(self.read(id).0, Err(why) if why.contains("No such file"))
     }
 
-    /// Three blocks on `b`, named, and the mount.
+    /// Boots with three named blocks on `b` and the mount.
     pub fn with_blocks(name: &str) -> Self {
         let two = Self::boot(name);
         for id in 1..=3 {

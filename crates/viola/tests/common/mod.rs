@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A daemon for a test: a folder, a socket and a lock of its own, ended when the test is over.
+//! A daemon for a test with its own folder, socket and lock. It ends with the test.
 
 #![allow(dead_code, clippy::unwrap_used)]
 
@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 use serde::de::DeserializeOwned;
 use viola_lab::testing::lab_program;
 
-/// How long anything may take.
+/// Timeout of an expected change.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
-/// A user without any privilege.
+/// The ID of a user without any privilege.
 pub const NOBODY: u32 = 65534;
 
 /// The program under test.
@@ -34,27 +34,27 @@ pub fn viola() -> Command {
     c
 }
 
-/// Runs it to its end.
+/// Runs the program to its end.
 pub fn output(args: &[&str]) -> Output {
     viola().args(args).output().unwrap()
 }
 
-/// Makes a command run as somebody who may do nothing.
+/// Runs the command as an unprivileged user.
 pub fn as_nobody(command: &mut Command) -> &mut Command {
     command.uid(NOBODY).gid(NOBODY)
 }
 
-/// What it wrote to stderr.
+/// The command's standard error as text.
 pub fn stderr(o: &Output) -> String {
     String::from_utf8_lossy(&o.stderr).into_owned()
 }
 
-/// What it wrote to stdout.
+/// The command's standard output as text.
 pub fn stdout(o: &Output) -> String {
     String::from_utf8_lossy(&o.stdout).into_owned()
 }
 
-/// Checks that a command failed with this status and said so in one sentence; answers the sentence.
+/// Asserts that a command failed with this status and printed one sentence. Returns the sentence.
 pub fn refusal(o: &Output, status: i32) -> String {
     let said = stderr(o);
     assert_eq!(o.status.code(), Some(status), "{said}");
@@ -73,19 +73,19 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one by `config` (without `[daemon]`, which is given) and waits until it answers.
+    /// Starts a daemon with `config` (without `[daemon]`, which is added) and waits until it answers.
     pub fn start(config: &str) -> Self {
         Self::start_with(config, &[])
     }
 
-    /// The same with further arguments.
+    /// The same with more arguments.
     pub fn start_with(config: &str, args: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         write_config(dir.path(), config);
         Self::in_folder(dir, args)
     }
 
-    /// Starts one in a folder that has its configuration.
+    /// Starts a daemon in a folder that holds its configuration.
     pub fn in_folder(dir: tempfile::TempDir, args: &[&str]) -> Self {
         let mut command = viola();
         command
@@ -95,7 +95,7 @@ impl Daemon {
         Self::spawn(dir, &mut command)
     }
 
-    /// Starts one by a command of one's own.
+    /// Starts a daemon with the given command.
     pub fn spawn(dir: tempfile::TempDir, command: &mut Command) -> Self {
         let log = fs::OpenOptions::new()
             .create(true)
@@ -118,13 +118,13 @@ impl Daemon {
         daemon
     }
 
-    /// Kills it, as nothing can be prepared for.
+    /// Kills it with SIGKILL, so that it cannot clean up.
     pub fn kill(&mut self) {
         self.signal(rustix::process::Signal::KILL);
         self.ended();
     }
 
-    /// Starts one again in the same folder, after the first has ended.
+    /// Starts the daemon again in the same folder, after the previous one has ended.
     pub fn again(&mut self) {
         let log = fs::OpenOptions::new()
             .append(true)
@@ -140,7 +140,7 @@ impl Daemon {
         self.wait("answer", |d| d.ask(&["status"]).status.success());
     }
 
-    /// Its process.
+    /// Its process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -160,12 +160,12 @@ impl Daemon {
         self.dir.path().join("run")
     }
 
-    /// What it has said so far.
+    /// Its log so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
 
-    /// Runs a command that talks to it.
+    /// Runs a command against this daemon.
     pub fn ask(&self, args: &[&str]) -> Output {
         viola()
             .args(args)
@@ -175,14 +175,14 @@ impl Daemon {
             .unwrap()
     }
 
-    /// Runs a command that prints JSON.
+    /// Runs a command against this daemon and parses its JSON output.
     pub fn json<T: DeserializeOwned>(&self, args: &[&str]) -> T {
         let o = self.ask(&[args, &["--json"]].concat());
         assert!(o.status.success(), "{}", stderr(&o));
         serde_json::from_slice(&o.stdout).unwrap_or_else(|e| panic!("{e}: {}", stdout(&o)))
     }
 
-    /// Waits for something that is to happen.
+    /// Waits until the condition is true.
     pub fn wait(&mut self, what: &str, mut happened: impl FnMut(&mut Self) -> bool) {
         let deadline = Instant::now() + WAIT_TIMEOUT;
         while !happened(self) {
@@ -201,13 +201,13 @@ impl Daemon {
             .unwrap();
     }
 
-    /// Ends it as systemd would, and answers its status.
+    /// Stops it as systemd does and returns its exit status.
     pub fn stop(&mut self) -> ExitStatus {
         self.signal(rustix::process::Signal::TERM);
         self.ended()
     }
 
-    /// Waits until it has ended, and answers its status.
+    /// Waits until it has ended and returns its exit status.
     pub fn ended(&mut self) -> ExitStatus {
         let deadline = Instant::now() + WAIT_TIMEOUT;
         loop {
@@ -221,7 +221,7 @@ impl Daemon {
 }
 
 impl Drop for Daemon {
-    /// Also after a failed assertion nothing is left behind: first by asking, then by force, then by `restore`.
+    /// A failed assertion leaves nothing behind, either: the daemon gets SIGTERM, then SIGKILL, then `restore` runs.
     fn drop(&mut self) {
         if let Ok(None) = self.child.try_wait() {
             let _ = rustix::process::kill_process(
@@ -250,7 +250,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Writes a configuration whose daemon keeps to a folder.
+/// Writes a configuration whose daemon keeps all its files in one folder.
 pub fn write_config(dir: &Path, rest: &str) -> PathBuf {
     let file = dir.join("viola.toml");
     let d = dir.display();
@@ -261,7 +261,7 @@ pub fn write_config(dir: &Path, rest: &str) -> PathBuf {
     file
 }
 
-/// Sends bytes to a socket and answers what comes back, if anything.
+/// Sends bytes to a socket and returns the answer, which may be empty.
 pub fn raw(socket: &Path, bytes: &[u8]) -> Vec<u8> {
     use std::io::Write;
     let mut s = std::os::unix::net::UnixStream::connect(socket).unwrap();
@@ -273,7 +273,7 @@ pub fn raw(socket: &Path, bytes: &[u8]) -> Vec<u8> {
     answer
 }
 
-/// A process that the daemon takes for a VM.
+/// A process that the daemon recognizes as a VM.
 pub struct Vm(Child);
 
 impl Vm {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! QEMU guests, one with a disk of blocks and one that reads them, and a daemon that lets it.
+//! QEMU VMs, a DataNode VM with a disk of blocks and a reader VM, and a daemon that permits the reads.
 
 #![allow(dead_code, clippy::unwrap_used)]
 
@@ -17,14 +17,14 @@ use viola_proto::vread::{Datanode, Reader, Vread};
 use super::Daemon;
 use super::guests::within;
 
-/// Block pool of all blocks.
+/// The block pool of all blocks.
 pub const POOL: &str = "BP-1-10.0.0.1-2";
-/// Folder of the finished blocks in the DataNode VM.
+/// The folder of finished blocks in the DataNode VM.
 pub const F: &str = "/tmp/d/dfs/current/BP-1-10.0.0.1-2/current/finalized/subdir0/subdir0";
-/// How long emulated guests may take.
+/// Timeout of a step of an emulated VM.
 pub const SOON: Duration = Duration::from_secs(90);
 
-/// A daemon, a DataNode VM and a VM that reads.
+/// A daemon, a DataNode VM and a reader VM.
 pub struct Bed {
     pub daemon: Daemon,
     pub dn: QemuVm,
@@ -34,24 +34,24 @@ pub struct Bed {
     pub name: String,
 }
 
-/// How the DataNode's disk lies on the host.
+/// The format of the DataNode's disk on the host.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Disk {
     /// One raw file.
     Raw,
-    /// A qcow2 file over a raw one, which has the file system and blocks 101 and 102.
+    /// A qcow2 file over a raw one that has the file system and blocks 101 and 102.
     Qcow2OverRaw,
 }
 
 impl Bed {
-    /// Boots both VMs, mounts on both sides; no agent yet.
+    /// Boots both VMs and mounts on both sides, without an agent.
     pub fn boot(name: &str, disk: Disk) -> Self {
         let bed = Self::boot_with(name, disk, "cloud");
         bed.rd.sh("mount -t virtiofs viola /mnt").unwrap();
         bed
     }
 
-    /// With another kernel in the VM that reads, and nothing mounted there.
+    /// The same with another kernel in the reader VM and without its mount.
     pub fn boot_with(name: &str, disk: Disk, kernel: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (path, format) = make_disk(folder.path(), disk);
@@ -82,7 +82,7 @@ impl Bed {
         bed
     }
 
-    /// Ends the VM that reads, and starts it anew.
+    /// Stops the reader VM and starts it again.
     pub fn start_reader_again(&mut self, kernel: &str) {
         self.rd.kill();
         let spec =
@@ -91,7 +91,7 @@ impl Bed {
             .unwrap_or_else(|e| panic!("{e}"));
     }
 
-    /// In the DataNode VM, which has just started.
+    /// Mounts the blocks' disk in the DataNode VM, which has just started.
     pub fn mount_disk(&self) {
         self.dn
             .sh(&format!(
@@ -100,19 +100,19 @@ impl Bed {
             .unwrap();
     }
 
-    /// The reader's socket.
+    /// The reader's vhost-user socket.
     pub fn socket(&self) -> PathBuf {
         self.daemon
             .run_dir()
             .join(format!("mounts/{}-rd.sock", self.name))
     }
 
-    /// Makes a finished block as a DataNode does.
+    /// Creates a finished block as a DataNode does.
     pub fn make(&self, id: u32, kib: u32) {
         make_block(&self.dn, id, kib);
     }
 
-    /// Starts the agent; a block is named after a second and a half, as [`viola`]'s limits for live snapshots ask.
+    /// Starts the agent. It names a block after 1.5 s, as [`viola`]'s limits for live snapshots demand.
     pub fn start_agent(&self) {
         let agent = Workload::agent("data = ['/tmp/d/dfs']\nquiet_ms = 1500\nsettle_ms = 200\n");
         self.dn.start_workload("agent", agent).unwrap();
@@ -141,7 +141,7 @@ impl Bed {
         }
     }
 
-    /// The reader reads what the DataNode has, both files.
+    /// Asserts that the reader reads both files of a block as the DataNode has them.
     pub fn assert_same(&self, id: u32) {
         for (theirs, ours) in [
             (format!("blk_{id}"), format!("blk_{id}_1001")),
@@ -153,7 +153,7 @@ impl Bed {
         }
     }
 
-    /// A block that the DataNode has is read, sooner or later, and its bytes are right.
+    /// Waits until the reader reads a block of the DataNode, with the right bytes.
     pub fn wait_same(&self, id: u32) {
         within(SOON, "it is served", || !self.is_absent(id));
         self.assert_same(id);
@@ -166,8 +166,8 @@ impl Bed {
         output.stdout.contains("No such file") || output.stdout.contains("tale")
     }
 
-    /// The reader reads these blocks again and again; each has to be right or not there. [`Bed::end_reading`] tells how
-    /// often it was which.
+    /// Starts a loop in the reader VM that reads these blocks. Each read has to be right or fail with ENOENT.
+    /// [`Bed::end_reading`] returns how often each was the case.
     pub fn begin_reading(&self, ids: &[u32]) {
         let mut sums = String::new();
         for id in ids {
@@ -188,7 +188,7 @@ impl Bed {
             .unwrap();
     }
 
-    /// How often a block was right, and how often it was not there.
+    /// Ends the loop. Returns how often a block was right and how often it was absent.
     pub fn end_reading(&self) -> (u32, u32) {
         let text = self
             .rd
@@ -202,7 +202,7 @@ impl Bed {
         (counts[1].parse().unwrap(), counts[2].parse().unwrap())
     }
 
-    /// Waits until so many more reads were right.
+    /// Waits until the loop has read `more` blocks right.
     pub fn wait_reads(&self, more: u32) {
         let count = || -> u32 {
             let text = self.rd.sh("cat /tmp/right 2>/dev/null | wc -l").unwrap();
@@ -218,7 +218,7 @@ fn find(kind: &str) -> Image {
     Image::find_from([here], kind).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Makes a finished block as a DataNode does.
+/// Creates a finished block as a DataNode does.
 pub fn make_block(dn: &QemuVm, id: u32, kib: u32) {
     let meta = kib * 8 + 7;
     dn.sh(&format!(
@@ -229,7 +229,7 @@ pub fn make_block(dn: &QemuVm, id: u32, kib: u32) {
     .unwrap();
 }
 
-/// The file that the VM writes to, and its format.
+/// Creates the file that the VM writes to. Returns its path and format.
 fn make_disk(folder: &Path, disk: Disk) -> (PathBuf, &'static str) {
     let raw = folder.join("d.img");
     File::create(&raw).unwrap().set_len(200 << 20).unwrap();
@@ -263,25 +263,25 @@ fn run(command: &mut Command) {
     assert!(made.status.success(), "{made:?}");
 }
 
-/// Sends a signal to a worker.
+/// Kills a worker with SIGKILL.
 pub fn kill(pid: u32) {
     super::guests::signal(pid, Signal::KILL);
 }
 
-/// Takes a mount's device away from a guest, and waits until it is gone.
+/// Unplugs a mount's device from a VM and waits until it is gone.
 pub fn unplug(rd: &QemuVm, id: &str) {
     rd.clear_events();
     rd.qmp("device_del", Some(json!({ "id": id }))).unwrap();
     rd.wait_event("DEVICE_DELETED", |data| data["device"] == id, SOON)
         .unwrap();
-    // the connection ends a moment after the device
+    // The connection ends a moment after the device.
     within(SOON, "the socket's device is free", || {
         let chardev = json!({"id": format!("chr-{id}")});
         rd.qmp("chardev-remove", Some(chardev)).is_ok()
     });
 }
 
-/// Gives a guest a mount's device.
+/// Plugs a mount's device into a VM.
 pub fn plug(rd: &QemuVm, id: &str, socket: &Path) {
     let address = json!({"type": "unix", "data": {"path": socket}});
     let backend = json!({"type": "socket", "data": {"addr": address, "server": false}});
@@ -293,7 +293,7 @@ pub fn plug(rd: &QemuVm, id: &str, socket: &Path) {
     .unwrap();
     let device = json!({"driver": "vhost-user-fs-pci", "id": id, "chardev": chardev, "tag": "viola", "bus": "rp0"});
     rd.qmp("device_add", Some(device)).unwrap();
-    // the guest's driver finds it a moment later
+    // The guest's driver finds the device a moment later.
     rd.sh("for n in $(seq 100); do ls /sys/bus/virtio/drivers/virtiofs/virtio* >/dev/null 2>&1 && exit 0; usleep 100000; done; exit 1")
         .unwrap();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is done to blocks of a real HDFS while they are read.
+//! Steps that change the blocks of a real HDFS while clients read them.
 
 #![allow(dead_code, clippy::unwrap_used)]
 
@@ -14,7 +14,7 @@ use super::hdfs::{Bed, Counts, LONG, Seen, ask, check, check_local, tell};
 
 pub const MIB: u64 = 1 << 20;
 
-/// A step with its name and time, for whoever reads the output.
+/// Runs a step and prints its name and duration.
 pub fn step<T>(name: &str, work: impl FnOnce() -> T) -> T {
     let begun = Instant::now();
     eprintln!("{name} ...");
@@ -29,7 +29,7 @@ pub fn begin(client: &Mutex<Client>, path: &str) {
     }
 }
 
-/// Ends the readers; neither may ever have seen a wrong byte.
+/// Ends the readers and asserts that neither has seen a wrong byte.
 pub fn end(client: &Mutex<Client>) -> [Seen; 2] {
     ["viola", "raw"].map(|side| {
         let seen: Seen = ask(client, &format!("ended {side}"));
@@ -47,7 +47,7 @@ pub fn end(client: &Mutex<Client>) -> [Seen; 2] {
     })
 }
 
-/// Bytes that the reader's worker has read from a DataNode's disk, as the daemon counts them.
+/// Bytes that the reader's worker has read from a DataNode's disk, as the daemon reports them.
 pub fn past(bed: &Bed, node: &str) -> u64 {
     let bytes = bed.shown(node).1.bytes;
     let of = format!("-{node}");
@@ -58,19 +58,19 @@ pub fn past(bed: &Bed, node: &str) -> u64 {
         .sum()
 }
 
-/// Reads a file until all of it comes past the DataNode; the worker's own count has to tell the same.
+/// Reads a file until all of it bypasses the DataNode, and asserts that the worker's own count agrees.
 pub fn check_past(bed: &Bed, client: &Mutex<Client>, path: &str, bytes: u64) {
     let before = past(bed, "dn") + past(bed, "d2");
     check_local(client, path, bytes);
-    // the daemon asks its workers now and then
+    // The daemon polls its workers' counters.
     within(LONG, "the reader's worker has read as much", || {
         past(bed, "dn") + past(bed, "d2") >= before + bytes
     });
 }
 
-/// Append, a slow writer, truncation, and other bytes after it.
+/// Appends, a slow writer, truncation, and new bytes after it.
 pub fn changes_of_a_file(client: &Mutex<Client>) {
-    // the last block is half full, and is written to again
+    // The last block is half full; the append writes to it again.
     let (first, second) = ("/a_1", "/a_1_5242880_3");
     tell(
         client,
@@ -82,7 +82,7 @@ pub fn changes_of_a_file(client: &Mutex<Client>) {
         tell(client, &format!("stock extend {first} {}", to * MIB));
         check(client, "viola", first, to * MIB);
     }
-    // a writer that takes its time, and lets others see what it has
+    // A slow writer that flushes, so that readers see what it has written.
     tell(client, &format!("stock extend {first} {} 300", 14 * MIB));
     for seen in end(client) {
         assert!(seen.failures.is_empty() && seen.reads > 0, "{seen:?}");
@@ -92,7 +92,7 @@ pub fn changes_of_a_file(client: &Mutex<Client>) {
     tell(client, &format!("stock truncate {first} {}", 5 * MIB));
     check(client, "viola", first, 5 * MIB);
     end(client);
-    // other bytes where the old ones were
+    // New bytes replace the truncated ones.
     tell(client, &format!("stock rename {first} {second}"));
     begin(client, second);
     tell(client, &format!("stock extend {second} {}", 8 * MIB));
@@ -103,8 +103,8 @@ pub fn changes_of_a_file(client: &Mutex<Client>) {
     check_local(client, second, 8 * MIB);
 }
 
-/// Moves the extents of a file while it is read: e4defrag on a file in many pieces, or what xfs_fsr does, a swap of
-/// extents with a copy.
+/// Moves the extents of a file while it is read: e4defrag on a fragmented file, or a swap of extents with a copy as xfs_fsr
+/// does.
 pub fn defragment(bed: &Bed, client: &Mutex<Client>) {
     let before: BTreeSet<String> = bed.blocks("dn").into_iter().collect();
     let ext4 = bed.file_system() == FileSystem::Ext4;
@@ -142,7 +142,7 @@ pub fn defragment(bed: &Bed, client: &Mutex<Client>) {
         &format!("extents that moved are noticed: {said}"),
         || relocated() > then,
     );
-    // other bytes where the old ones were
+    // New bytes replace the old ones.
     tell(client, &format!("stock fill /o_6 {} {}", 40 * MIB, 8 * MIB));
     std::thread::sleep(Duration::from_secs(3));
     for seen in end(client) {
@@ -157,7 +157,7 @@ pub fn defragment(bed: &Bed, client: &Mutex<Client>) {
     tell(client, "stock delete /o_6");
 }
 
-/// Files are deleted and others take their place on a disk that is nearly full, while readers read all of them.
+/// Deletes files and writes others in their place on a nearly full disk, while readers read all of them.
 pub fn refill(bed: &Bed, client: &Mutex<Client>, span: Duration) -> u64 {
     const FILES: u64 = 10;
     const SIZE: u64 = 8 * MIB;
@@ -179,7 +179,7 @@ pub fn refill(bed: &Bed, client: &Mutex<Client>, span: Duration) -> u64 {
     let begun = Instant::now();
     while begun.elapsed() < span {
         if names.len() as u64 == FILES {
-            // neither the oldest nor the youngest
+            // Deletes neither the oldest nor the newest file.
             let old = names.remove((seed as usize * 7) % names.len());
             tell(client, &format!("stock delete {old}"));
         }
@@ -187,7 +187,7 @@ pub fn refill(bed: &Bed, client: &Mutex<Client>, span: Duration) -> u64 {
         let name = format!("/r/x_{seed}");
         tell(client, &format!("stock fill {name} {SIZE} {}", 2 * MIB));
         names.push(name);
-        // a file lives long enough to be named and read
+        // A file must live long enough to be named and read.
         std::thread::sleep(Duration::from_millis(300));
     }
     let seen = end(client);
@@ -227,7 +227,7 @@ pub fn refill(bed: &Bed, client: &Mutex<Client>, span: Duration) -> u64 {
     withdrawn
 }
 
-/// Blocks that the NameNode knows to be corrupt.
+/// The number of blocks that the NameNode knows to be corrupt.
 pub fn corrupt_blocks(bed: &Bed) -> u64 {
     let text = bed.sh(
         "dn",
@@ -237,7 +237,7 @@ pub fn corrupt_blocks(bed: &Bed) -> u64 {
     rest.split(',').next().unwrap().trim().parse().unwrap()
 }
 
-/// A byte changes on the disk: the client's checksums find it, and it gets the right one over TCP.
+/// A byte changes on the disk. The client's checksums detect it, and the client gets the right byte over TCP.
 pub fn corrupt(bed: &Bed, client: &Mutex<Client>) {
     let before: BTreeSet<String> = bed.blocks("dn").into_iter().collect();
     tell(client, &format!("stock fill /c_9 {} {}", 4 * MIB, 4 * MIB));
@@ -247,7 +247,7 @@ pub fn corrupt(bed: &Bed, client: &Mutex<Client>) {
         .into_iter()
         .find(|b| !before.contains(b))
         .unwrap();
-    // the DataNode has the right byte in its memory still
+    // The DataNode still has the right byte in its page cache.
     bed.flip("dn", &block, MIB + 12_345);
     let found = |counts: Counts| counts.fallbacks["Checksum"];
     let then = found(ask(client, "counts"));
@@ -263,7 +263,7 @@ pub fn corrupt(bed: &Bed, client: &Mutex<Client>) {
     assert_eq!(corrupt_blocks(bed), 0, "the plug-in accuses no DataNode");
 }
 
-/// The DataNode finds the corrupt block by itself, as it does without viola.
+/// The DataNode's scanner finds the corrupt block, as it does without viola.
 pub fn scanned(bed: &Bed, client: &Mutex<Client>) {
     within(
         LONG,
@@ -274,12 +274,12 @@ pub fn scanned(bed: &Bed, client: &Mutex<Client>) {
     within(LONG, "it is forgotten", || corrupt_blocks(bed) == 0);
 }
 
-/// Longest time (ms) that the plug-in may keep its client, and that may lie between two reads, when somebody dies.
-/// On a quiet machine it is below a second; the rest is room for a machine with much else to do.
+/// Longest time (ms) that a plug-in call may take, and longest time between two reads, when a process dies. On an idle machine
+/// both are below a second; the bounds leave room for a busy one.
 const KEPT: u64 = 5_000;
 const GAP: u64 = 15_000;
 
-/// Somebody dies while the client reads: it goes on.
+/// A process dies while the client reads. The client goes on.
 pub fn stall(client: &Mutex<Client>, what: &str, path: &str, die: impl FnOnce()) {
     tell(client, &format!("viola watch {path} 65536 viola 2"));
     std::thread::sleep(Duration::from_secs(1));
@@ -315,13 +315,13 @@ pub fn stall(client: &Mutex<Client>, what: &str, path: &str, die: impl FnOnce())
     );
 }
 
-/// A new layout beside the old one, and back: blocks that are there are read past the DataNode, others are not.
+/// Upgrades the layout next to the old one and rolls back. Existing blocks are read past the DataNode; missing ones are not.
 pub fn upgrade(bed: &Bed, hdfs: &Hdfs, client: &Mutex<Client>, with_corrupt: bool) {
     let said = |e: viola_lab::Error| -> () { panic!("{}", e.full()) };
     tell(client, &format!("stock fill /o_11 {} {}", 3 * MIB, 2 * MIB));
     check_local(client, "/o_11", 3 * MIB);
     hdfs.stop_daemons().unwrap_or_else(said);
-    // the scanner begins anew
+    // The scanner starts again.
     bed.sh(
         "dn",
         "find /mnt/data -name scanner.cursor -exec rm {} +; sync; echo 3 >/proc/sys/vm/drop_caches",
@@ -358,8 +358,8 @@ pub fn upgrade(bed: &Bed, hdfs: &Hdfs, client: &Mutex<Client>, with_corrupt: boo
         .ask("viola check /n_12 65536")
         .unwrap_err();
     assert!(gone.full().contains("FileNotFound"), "{}", gone.full());
-    // Numbers of blocks are given a second time, to other bytes. Whoever has the old checksums in mind finds that they do
-    // not fit, and reads through TCP from then on; never is a byte wrong.
+    // HDFS reuses block IDs for other bytes. A client with the old checksums in memory detects the mismatch and reads over TCP
+    // from then on. No byte is ever wrong.
     tell(client, &format!("stock fill /n_13 {} {}", 5 * MIB, 2 * MIB));
     within(
         LONG,
@@ -372,19 +372,19 @@ pub fn upgrade(bed: &Bed, hdfs: &Hdfs, client: &Mutex<Client>, with_corrupt: boo
     check_past(bed, client, "/f_7", 24 * MIB);
 }
 
-/// Without a mount all is read over TCP, and right.
+/// Without a mount the client reads all bytes over TCP, and they are right.
 pub fn end_of_the_mount(client: &Mutex<Client>) {
     let seen = check(client, "viola", "/f_7", 24 * MIB);
     assert!(seen.local == 0 && seen.failures.is_empty(), "{seen:?}");
 }
 
-/// The agent ends and another one begins.
+/// The agent ends and another one starts.
 pub fn agent_again(bed: &Bed, node: &str) {
     let _ = bed.guest(node).stop("agent");
     bed.agent(node);
 }
 
-/// A file system that journals data: nothing of it is served, with the reason, and HDFS works.
+/// On a file system that journals data the daemon serves no block and reports the reason. HDFS works.
 pub fn data_journal(bed: &Bed, hdfs: &Hdfs, client: &Mutex<Client>) {
     let said = |e: viola_lab::Error| -> () { panic!("{}", e.full()) };
     check_past(bed, client, "/f_7", 24 * MIB);
@@ -418,7 +418,7 @@ pub fn data_journal(bed: &Bed, hdfs: &Hdfs, client: &Mutex<Client>) {
     assert_eq!(past(bed, "dn"), before);
 }
 
-/// Replicas move from `dn` to `d2` while they are read: HDFS copies them there, then gives up those on the fuller disk.
+/// Replicas move from `dn` to `d2` while they are read: HDFS copies them and then deletes those on the fuller disk.
 pub fn rebalance(bed: &Bed, client: &Mutex<Client>, path: &str, bytes: u64, block: u64) {
     let blocks = || (bed.blocks("dn").len(), bed.blocks("d2").len());
     let gone = || bed.shown("dn").0.withdrawn;
@@ -429,7 +429,7 @@ pub fn rebalance(bed: &Bed, client: &Mutex<Client>, path: &str, bytes: u64, bloc
     within(LONG, "the second DataNode has copies", || {
         blocks().1 >= d2 + count
     });
-    // both are named
+    // Both replicas are named.
     std::thread::sleep(Duration::from_secs(4));
     tell(client, &format!("stock replicas {path} 1"));
     within(LONG, "replicas that are too many are gone", || {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A client of HTTP/1.1 whose connection is kept.
+//! An HTTP/1.1 client with a persistent connection.
 #![allow(dead_code)]
 
 use std::io::{BufRead, BufReader, Read, Result, Write};
@@ -15,7 +15,7 @@ impl Client {
         Self(BufReader::new(stream))
     }
 
-    /// Asks for a file; `more` are lines of the head.
+    /// Requests a file; `more` are additional header lines.
     pub fn ask(&mut self, path: &str, more: &str) {
         self.say("GET", path, more).unwrap();
     }
@@ -25,7 +25,7 @@ impl Client {
         self.0.get_mut().write_all(request.as_bytes())
     }
 
-    /// Status and body.
+    /// Reads a response and returns its status and body.
     pub fn answer(&mut self) -> (u16, Vec<u8>) {
         self.try_answer().unwrap()
     }
@@ -37,7 +37,7 @@ impl Client {
         Ok((status, body))
     }
 
-    /// Status and announced length of an answer.
+    /// Reads a response head and returns its status and content length.
     pub fn head(&mut self) -> Result<(u16, usize)> {
         let (mut status, mut length) = (0, 0);
         loop {
@@ -58,13 +58,13 @@ impl Client {
         }
     }
 
-    /// Asks for a whole file and compares it.
+    /// Requests a whole file and compares it.
     pub fn fetch(&mut self, path: &str, file: &[u8]) {
         self.ask(path, "");
         self.compare(path, file).unwrap();
     }
 
-    /// Compares an answer with a whole file, as it comes.
+    /// Compares a response with a whole file while it arrives.
     pub fn compare(&mut self, path: &str, file: &[u8]) -> Result<()> {
         assert_eq!(self.head()?, (200, file.len()), "{path}");
         let mut some = vec![0; 256 << 10];

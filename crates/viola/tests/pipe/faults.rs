@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What happens when somebody goes away, or writes to a file, while the host sends.
+//! Processes die, a file is written to, or its disk fails while the host sends.
 
 use std::io::Read;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::client::Client;
 use crate::common::guests::{signal, within};
 use crate::rig::{MIB, Rig, SOON, Wish};
 
-/// A client in the middle of a large answer.
+/// A client that has received a part of a large response.
 fn half_way(rig: &Rig) -> (Client, Vec<u8>) {
     let mut client = rig.client();
     client.ask("/f1", "");
@@ -25,13 +25,13 @@ fn half_way(rig: &Rig) -> (Client, Vec<u8>) {
     (client, some)
 }
 
-/// Where the body of an answer begins.
+/// The position of the body in a response.
 fn body_of(answer: &[u8]) -> usize {
     let head = answer.windows(4).position(|four| four == b"\r\n\r\n");
     head.map_or(answer.len(), |at| at + 4)
 }
 
-/// What comes is the file's, up to a reset; a cut body never looks complete.
+/// Asserts that the bytes match the file up to a reset: a cut body must never look complete.
 fn assert_reset(mut client: Client, mut got: Vec<u8>, file: &[u8]) {
     let error = client.0.read_to_end(&mut got).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
@@ -50,7 +50,7 @@ fn a_killed_daemon_is_not_noticed_by_a_client() {
     got.extend(more);
     let body = body_of(&got);
     assert!(got[body..] == rig.files[1][..got.len() - body]);
-    // the next one finds the worker, which serves on
+    // The next daemon finds the worker, which continues to serve.
     rig.daemon.again();
     rig.wait_until_served();
     let mut client = rig.client();
@@ -59,7 +59,7 @@ fn a_killed_daemon_is_not_noticed_by_a_client() {
     within(SOON, "it is counted on", || rig.work().begun >= 2);
 }
 
-/// Descriptors of a process that lead to this file.
+/// Number of descriptors of a process that refer to this file.
 fn open_in(pid: u32, file: &Path) -> usize {
     let all = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
     let leads = |fd: &std::fs::DirEntry| std::fs::read_link(fd.path()).is_ok_and(|to| to == file);
@@ -69,7 +69,7 @@ fn open_in(pid: u32, file: &Path) -> usize {
 #[test]
 fn a_worker_has_nothing_of_whoever_started_the_daemon() {
     let strange = tempfile::NamedTempFile::new().unwrap();
-    // whatever this process starts from now on has it
+    // Every process that this test starts from now on inherits the descriptor.
     rustix::io::fcntl_setfd(&strange, FdFlags::empty()).unwrap();
     let rig = Rig::boot("pi-fds");
     let daemon = rig.daemon.pid();
@@ -88,7 +88,7 @@ fn a_killed_worker_is_a_reset_and_the_next_one_serves() {
     assert_eq!(workers.len(), 1);
     signal(workers[0], rustix::process::Signal::KILL);
     assert_reset(client, got, &rig.files[1]);
-    // what is given away while the agent has not heard of the next one is reset, too
+    // A connection that the agent hands over before it knows of the new worker is reset, too.
     within(SOON, "another one serves", || {
         let mut client = rig.client();
         client.ask("/f1", "");
@@ -105,10 +105,10 @@ fn a_killed_agent_is_a_reset_and_never_an_end() {
     rig.start_nginx();
     let (client, got) = half_way(&rig);
     rig.sh("killall -9 viola-agent");
-    // a serial line does not tell: silence does
+    // A serial line does not report the agent's death; the host detects its silence.
     within(SOON, "the host resets it", || rig.work().broken > 0);
     assert_reset(client, got, &rig.files[1]);
-    // the server goes on by itself
+    // The server continues without the agent.
     let mut client = rig.client();
     client.ask("/f1", "");
     assert!(client.answer().1 == rig.files[1]);
@@ -129,7 +129,7 @@ fn a_file_is_not_written_to_while_the_host_sends_it() {
         let mut more = vec![0; 20 * MIB];
         client.0.read_exact(&mut more).unwrap();
         got.extend(more);
-        // what is not sent yet comes from the VM itself, as it is then
+        // The VM itself sends the remaining bytes, with the file's new content.
         let mut rest = Vec::new();
         client
             .0
@@ -163,7 +163,7 @@ fn a_disk_that_fails_is_a_cut_body_and_never_wrong_bytes() {
     let image = rig.folder.path().join("d.img");
     let image = std::fs::File::options().write(true).open(image);
     image.unwrap().set_len(30 << 20).unwrap();
-    // an end or a reset
+    // The response ends early or with a reset.
     let _ = client.0.read_to_end(&mut got);
     let body = body_of(&got);
     let sent = got.len() - body;
@@ -171,7 +171,7 @@ fn a_disk_that_fails_is_a_cut_body_and_never_wrong_bytes() {
     assert!(got[body..] == rig.files[1][..sent], "wrong bytes");
     let work = rig.settled(1);
     assert!(work.bytes < 40 * MIB as u64, "{work:?}");
-    // the server has seen the error, and goes on
+    // The server has seen the error and continues to serve.
     rig.sh("grep -q 'sendfile() failed (5: Input/output error)' /tmp/n/error.log");
     rig.client().fetch("/f0", &rig.files[0]);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Unmodified servers in guests, whose files the host sends: every byte compared, and who sent it.
-//! Needs root and the lab's image.
+//! Unmodified servers in VMs whose files the host sends. The tests compare every byte and check which side sent it.
+//! They need root and the lab's image.
 #![allow(clippy::unwrap_used)]
 
 mod client;

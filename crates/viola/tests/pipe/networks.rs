@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ways between a guest and its clients.
+//! Network paths between a VM and its clients.
 
 use std::io::Read;
 use std::net::{Ipv6Addr, SocketAddr, TcpStream};
@@ -14,7 +14,7 @@ use crate::rig::{GUEST, HOST, MIB, NGINX, Rig, SOON, Web, Wish, senders, sh};
 use crate::rig::{turn, vm, wait_until_served};
 use crate::ways::{Far, ROUTER, behind_a_router, disturb};
 
-/// Six large files were asked for, and the host has sent each of them.
+/// Requests six large files and asserts that the host sends each of them.
 fn six_by_the_host(rig: &Rig) {
     let work = rig.settled(6);
     assert_eq!(
@@ -47,7 +47,7 @@ fn over_ipv6() {
     six_by_the_host(&rig);
 }
 
-/// A connection to the first guest from a port of the host's.
+/// A connection to the first VM from this port of the host.
 fn from_port(web: &Web, port: u16) -> Client {
     let connected = web.lab.in_netns(|| {
         let socket = tcp_socket(HOST.into()).unwrap();
@@ -91,7 +91,7 @@ fn two_tenants_with_the_same_addresses_and_ports() {
             client.0.read_exact(&mut some).unwrap();
             clients.push((client, some));
         }
-        // both are under way, with the same ends
+        // Both transfers run at once, between equal addresses and ports.
         within(SOON, "the host has both", || {
             let under_way: Vec<_> = (senders(&daemon).iter())
                 .flat_map(|vm| vm.work.transfers.clone())
@@ -183,7 +183,7 @@ fn the_way_takes_smaller_packets_from_now_on() {
         "grep Ip: /proc/net/snmp; grep ^IcmpMsg: /proc/net/snmp",
     );
     assert!(refused.contains("OutType3"), "{refused}");
-    // the VM learns of it by itself
+    // The VM itself detects the smaller MTU.
     client.fetch("/f0", &rig.files[0]);
     client.fetch("/f1", &rig.files[1]);
     let work = rig.settled(2);
@@ -207,7 +207,7 @@ fn a_routed_tap() {
     rig.lab.in_netns(forward).unwrap();
     rig.sh("/usr/bin/ip route add default via 10.77.0.1");
     rig.start_nginx();
-    // from behind the host, and from the host itself
+    // From a client behind the host and from the host itself.
     let (mut behind, mut host) = (far.client(), rig.client());
     for _ in 0..3 {
         behind.fetch("/f1", &rig.files[1]);

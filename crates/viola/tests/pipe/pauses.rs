@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A guest that is paused in the middle of an answer: nothing comes until it goes on, and then all of it.
+//! A VM that is paused in the middle of a response: no byte arrives until it resumes, and then all of them do.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -14,13 +14,13 @@ use viola_host::proc;
 use crate::common::guests::{signal, within};
 use crate::rig::{MIB, Rig, SOON, Wish};
 
-/// What is under way has to stop within this time, and what the machine's other work may add.
+/// The time (100 ms) within which a transfer has to stop, plus an allowance for other load on this machine.
 const STOPS: Duration = Duration::from_millis(100 + 900);
-/// Longer than an agent may be silent.
+/// Longer than the timeout for a silent agent.
 const LONG: Duration = Duration::from_secs(12);
 const SHORT: Duration = Duration::from_secs(2);
 
-/// All processes of the guest.
+/// All processes of the VM.
 fn processes(rig: &Rig) -> Vec<u32> {
     let mut all = vec![rig.guest().pid()];
     let mut next = 0;
@@ -31,7 +31,7 @@ fn processes(rig: &Rig) -> Vec<u32> {
     all
 }
 
-/// Pauses the guest while it answers, and lets it go on after so long.
+/// Pauses the VM in the middle of a response and resumes it after `length`.
 fn pause_half_way(rig: &Rig, length: Duration, pause: impl FnOnce(), go_on: impl FnOnce()) {
     let mut client = rig.client();
     client.ask("/f1", "");
@@ -68,7 +68,7 @@ fn pause_half_way(rig: &Rig, length: Duration, pause: impl FnOnce(), go_on: impl
     let (mut client, body, longest) = reader.join().unwrap();
     assert!(body == rig.files[1], "other bytes");
     assert!(longest >= length, "{longest:?}");
-    // the connection is the guest's again
+    // The VM has its connection back.
     client.fetch("/f0", &rig.files[0]);
     let work = rig.settled(1);
     assert_eq!((work.begun, work.broken), (1, 0), "{work:?}");
@@ -98,13 +98,13 @@ fn a_stopped_guest_is_paused_and_goes_on_where_it_was() {
 fn a_frozen_guest_is_paused_and_goes_on_where_it_was() {
     let rig = slow("pi-freeze");
     let group = Group::with(&processes(&rig));
-    // the daemon looks once a second where its VMs are
+    // The daemon checks once a second which control groups its VMs are in.
     std::thread::sleep(Duration::from_secs(4));
     let (stop, go_on) = (|| group.freeze(true), || group.freeze(false));
     pause_half_way(&rig, SHORT, stop, go_on);
 }
 
-/// A control group of version 2 in which a guest is.
+/// A cgroup v2 control group for a VM.
 struct Group(PathBuf);
 
 impl Group {
@@ -114,12 +114,12 @@ impl Group {
         let group = here
             .expect("a hierarchy of version 2")
             .join("viola-test-freeze");
-        // of a test that was killed
+        // A previous, killed test may have left the group.
         drop(Self(group.clone()));
         std::fs::create_dir(&group).unwrap();
         let group = Self(group);
         for pid in processes {
-            // one of a program that has ended meanwhile
+            // A process may have exited meanwhile.
             let _ = std::fs::write(group.0.join("cgroup.procs"), pid.to_string());
         }
         group

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Debian's haproxy in a guest, unmodified, before a web server of the host's side: the host relays what is large.
+//! Unmodified haproxy from Debian in a VM, in front of a web server on the host's side. The host relays large responses.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -28,7 +28,7 @@ listen web
     start: "haproxy -D -f /tmp/n/haproxy.conf",
 };
 
-/// Answers `/N` with the first N bytes of what it has, `/cutN` with a half of them.
+/// Answers `/N` with the first N bytes, `/cutN` with half of them.
 fn serve(rig: &Rig, bytes: &Arc<Vec<u8>>) {
     let bytes = Arc::clone(bytes);
     rig.lab
@@ -37,7 +37,7 @@ fn serve(rig: &Rig, bytes: &Arc<Vec<u8>>) {
             std::thread::spawn(move || {
                 for client in listener.incoming().flatten() {
                     let bytes = Arc::clone(&bytes);
-                    // one that goes away is no fault
+                    // A client that closes early is no failure.
                     std::thread::spawn(move || drop(answer(client, &bytes)));
                 }
             });
@@ -92,7 +92,7 @@ fn what_a_proxy_splices_the_host_relays() {
     assert!(work.begun >= 2 && work.broken == 0, "{work:?}");
     assert!(work.bytes > 64 * MIB as u64, "{work:?}");
 
-    // several at once, and some that go away in the middle
+    // Several clients at once, some of which close in the middle.
     std::thread::scope(|scope| {
         let (rig, bytes) = (&rig, &bytes);
         for _ in 0..4 {
@@ -104,7 +104,7 @@ fn what_a_proxy_splices_the_host_relays() {
             gone.0.read_exact(&mut vec![0; 3 * MIB]).unwrap();
         }
     });
-    // an answer that is cut is seen as one that is cut
+    // The client detects that a cut response is incomplete.
     let mut client = rig.client();
     client.ask("/cut67108864", "");
     let (status, length) = client.head().unwrap();
@@ -112,7 +112,7 @@ fn what_a_proxy_splices_the_host_relays() {
     let mut body = Vec::new();
     let _ = client.0.read_to_end(&mut body);
     assert!(body.len() <= 32 * MIB && body[..] == bytes[..body.len()]);
-    // and all goes on
+    // The proxy continues to serve.
     let mut client: Client = rig.client();
     client
         .0

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A guest with files on a disk of its own, its agent, a web server, and a daemon that sends the files.
+//! A VM with files on its own disk, its agent, a web server, and a daemon that sends the files.
 #![allow(dead_code)]
 
 use std::fs::File;
@@ -19,26 +19,26 @@ use crate::client::Client;
 use crate::common::Daemon;
 use crate::common::guests::within;
 
-/// How long what is to happen may take.
+/// Timeout of an expected change.
 pub const SOON: Duration = Duration::from_secs(30);
 pub const MIB: usize = 1 << 20;
-/// The host's address in a lab, and that of the first guest.
+/// The address of the host in a lab and of the first VM.
 pub const HOST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 pub const GUEST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 11);
 
-/// What a guest is to have.
+/// The configuration of a VM.
 pub struct Wish<'a> {
-    /// Of the lab; the guest's name is this with `-web` behind it.
+    /// The lab's name; the VM's name is this with the suffix `-web`.
     pub name: &'a str,
-    /// Files `/f0`, `/f1` and so on, in bytes.
+    /// Sizes of the files `/f0`, `/f1` and so on, in bytes.
     pub sizes: &'a [usize],
-    /// Other content for the same sizes.
+    /// Another seed gives other content for the same sizes.
     pub seed: usize,
-    /// More guests and bridges of the lab, in TOML.
+    /// Additional guests and bridges of the lab, in TOML.
     pub more: &'a str,
-    /// Its disk is a loop device over the image, which fails where the image has been cut.
+    /// The disk is a loop device over the image. It fails where the image has been cut.
     pub looped: bool,
-    /// Most bytes a second that the host moves for it.
+    /// Maximum of bytes per second that the host moves for the VM.
     pub rate: Option<u64>,
 }
 
@@ -55,7 +55,7 @@ impl Default for Wish<'_> {
     }
 }
 
-/// A lab whose first guest has the files.
+/// A lab whose first VM has the files.
 pub struct Web {
     pub lab: Lab,
     pub files: Vec<Vec<u8>>,
@@ -63,7 +63,7 @@ pub struct Web {
 }
 
 impl Web {
-    /// Boots it, and starts the agent.
+    /// Boots the lab and starts the agent.
     pub fn boot(wish: &Wish<'_>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (image, tree) = (folder.path().join("d.img"), folder.path().join("tree"));
@@ -109,24 +109,24 @@ impl Web {
         &self.lab.guests()[0]
     }
 
-    /// Runs a script in the guest that must succeed.
+    /// Runs a script in the VM and asserts that it succeeds.
     pub fn sh(&self, script: &str) -> String {
         sh(self.guest(), script)
     }
 
-    /// What the agent says of itself.
+    /// The agent's status report.
     pub fn agent_says(&self) -> String {
         self.sh("viola-agent --config /run/viola/agent.toml status")
     }
 
-    /// Runs `ip` (of iproute2) on the host's side of the lab.
+    /// Runs `ip` (iproute2) on the host's side of the lab.
     pub fn ip(&self, words: &str) {
         self.lab.in_netns(|| ip(words)).unwrap();
     }
 
-    /// Starts a server with the library in its environment, and more variables.
+    /// Starts a server with the library and more variables in its environment.
     pub fn start(&self, server: &Server, more: &str) {
-        // the configuration has no quotes of the shell's in it
+        // The server's configuration contains no shell quotes.
         let Server { name, config, .. } = server;
         self.sh(&format!("cat > /tmp/n/{name}.conf <<'END'\n{config}END"));
         self.sh(&format!(
@@ -153,7 +153,7 @@ impl Web {
     }
 }
 
-/// A loop device over a file; it goes with the last process that has it open, of which this is one.
+/// A loop device over a file. It detaches when the last process closes it; the returned file keeps it open.
 fn loop_device(image: &Path) -> (String, File) {
     let losetup = |words: &[&str]| {
         let made = Command::new("losetup").args(words).output().unwrap();
@@ -166,7 +166,7 @@ fn loop_device(image: &Path) -> (String, File) {
     (path, open)
 }
 
-/// Runs a script in a guest that must succeed.
+/// Runs a script in a guest and asserts that it succeeds.
 pub fn sh(guest: &Guest, script: &str) -> String {
     let output = guest.exec_for(&["sh", "-c", script], "", SOON).unwrap();
     let text = output.stdout + &output.stderr;
@@ -174,13 +174,13 @@ pub fn sh(guest: &Guest, script: &str) -> String {
     text
 }
 
-/// Runs `ip` (of iproute2) in the calling thread's network namespace.
+/// Runs `ip` (iproute2) in the calling thread's network namespace.
 pub fn ip(words: &str) {
     let made = Command::new("ip").args(words.split(' ')).output().unwrap();
     assert!(made.status.success(), "ip {words}: {made:?}");
 }
 
-/// A web server with `/tmp/d` as its root.
+/// A web server with `/tmp/d` as its document root.
 pub struct Server {
     pub name: &'static str,
     pub port: u16,
@@ -203,7 +203,7 @@ http {
     start: "nginx -c /tmp/n/nginx.conf -e /tmp/n/error.log",
 };
 
-/// A guest with a web server and a daemon that sends its files. One at a time.
+/// A VM with a web server and a daemon that sends its files. Only one exists at a time.
 pub struct Rig {
     pub daemon: Daemon,
     pub web: Web,
@@ -211,7 +211,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// With files of 1 and 40 MiB, and addresses of IPv4.
+    /// Boots with files of 1 and 40 MiB and IPv4 addresses.
     pub fn boot(name: &str) -> Self {
         Self::with(&Wish {
             name,
@@ -223,7 +223,7 @@ impl Rig {
         Self::at(wish, &format!("\"{GUEST}\""))
     }
 
-    /// With these addresses for `[vm.pipe]`.
+    /// Boots with these addresses in `[vm.pipe]`.
     pub fn at(wish: &Wish<'_>, addresses: &str) -> Self {
         let turn = turn();
         let rate = wish.rate.map(|rate| format!("rate = {rate}\n"));
@@ -254,7 +254,7 @@ impl Rig {
         senders(&self.daemon)[0].work.clone()
     }
 
-    /// Waits until nothing is begun any more for a second: a server hears late of clients that went away.
+    /// Waits until no transfer begins for a second: a server detects closed clients late.
     pub fn quiet(&self) -> PipeStats {
         let mut work = self.settled(0);
         loop {
@@ -267,8 +267,8 @@ impl Rig {
         }
     }
 
-    /// Waits until so many connections are counted and nothing is under way any more; what was done until then. (The host's
-    /// counts come a moment later than a client's last byte.)
+    /// Waits until the host has counted `begun` connections and no transfer is running. Returns the counters. (They follow a
+    /// moment after a client's last byte.)
     pub fn settled(&self, begun: u64) -> PipeStats {
         let begin = Instant::now();
         loop {
@@ -295,7 +295,7 @@ impl Deref for Rig {
     }
 }
 
-/// Keeps other tests' guests from the machine.
+/// Makes sure that only one test at a time boots VMs.
 pub type Turn = MutexGuard<'static, ()>;
 
 pub fn turn() -> Turn {
@@ -303,14 +303,14 @@ pub fn turn() -> Turn {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The daemon's configuration of a lab's web server.
+/// The daemon's configuration for the VM of a lab's web server.
 pub fn vm(lab: &str, addresses: &str) -> String {
     format!(
         "[[vm]]\nname = \"uml:{lab}-web\"\n[vm.pipe]\naddresses = [{addresses}]\nwrites = true\n"
     )
 }
 
-/// Waits until the disks of so many guests are proved.
+/// Waits until the daemon has verified the disks of `count` VMs.
 pub fn wait_until_served(daemon: &mut Daemon, count: usize) {
     daemon.wait("the guests' disks are proved", |d| {
         let all = senders(d);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Debian's web servers, unmodified: all that clients ask of them.
+//! Unmodified web servers from Debian under all kinds of requests.
 
 use std::io::Read;
 
@@ -43,7 +43,7 @@ Require all granted
     start: "apache2 -f /tmp/n/apache.conf",
 };
 
-/// Everything that a client asks of a web server, which runs.
+/// Sends each kind of request to a running web server.
 fn serves(rig: &Rig, server: &Server) {
     let name = server.name;
     let before = rig.quiet();
@@ -68,7 +68,7 @@ fn serves(rig: &Rig, server: &Server) {
         "{name}: {work:?}"
     );
 
-    // a part of a file, its head only, and one that is not there
+    // A range, a HEAD request, and a file that does not exist.
     client.ask("/f1", "Range: bytes=1000000-29999999\r\n");
     let (status, body) = client.answer();
     assert_eq!(status, 206);
@@ -81,7 +81,8 @@ fn serves(rig: &Rig, server: &Server) {
     assert_eq!(part.begun, work.begun + 1, "{name}: {part:?}");
     assert!(part.bytes - work.bytes > 28_000_000, "{name}: {part:?}");
 
-    // questions at once are answered one after the other; one that finds much of the last answer still unsent is the VM's
+    // The server answers pipelined requests one after the other. The VM sends a response itself if much of the previous one is
+    // still unsent.
     for path in ["/f1", "/f0", "/f1"] {
         client.ask(path, "");
     }
@@ -92,7 +93,7 @@ fn serves(rig: &Rig, server: &Server) {
     let pipelined = rig.settled(part.begun + 1);
     assert_eq!(pipelined.broken, before.broken, "{name}: {pipelined:?}");
 
-    // clients that go away in the middle, and one beside them that does not
+    // Clients that close in the middle, and a concurrent one that does not.
     std::thread::scope(|scope| {
         let rig = &rig;
         let beside = scope.spawn(move || {

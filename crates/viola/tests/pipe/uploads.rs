@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a client sends goes into a file of the guest, and a file into another one, written by the host.
+//! The host writes a client's upload into a file of the VM and copies a file into another one.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use crate::rig::{MIB, Rig, SOON};
 const PORT: u16 = 90;
 const BLOCK: usize = 4096;
 
-/// The library's example of a server that receives files, into `/tmp/d/in`.
+/// Starts the library's example of an upload server, which writes into `/tmp/d/in`.
 fn start_server(rig: &Rig) {
     rig.sh(&format!(
         "mkdir -p /tmp/d/in; VIOLA_PIPE_SOCKET=/tmp/n/pipe.sock vpipe-upload /tmp/d/in 0.0.0.0 {PORT} > /tmp/n/up 2>&1 &"
@@ -26,7 +26,7 @@ fn connect(rig: &Rig) -> TcpStream {
     client
 }
 
-/// Sends a file, and hears that it is there.
+/// Uploads a file and waits for the server's confirmation.
 fn upload(client: &mut TcpStream, bytes: &[u8]) {
     let head = (bytes.len() as u64).to_be_bytes();
     client.write_all(&head).unwrap();
@@ -36,7 +36,7 @@ fn upload(client: &mut TcpStream, bytes: &[u8]) {
     assert_eq!(answer, head);
 }
 
-/// The guest compares, with what its page cache has and with what is on its disk.
+/// Compares two files in the guest, from its page cache and then from its disk.
 fn same(rig: &Rig, one: &str, other: &str) {
     rig.sh(&format!(
         "cmp {one} {other} && sync && echo 3 > /proc/sys/vm/drop_caches && cmp {one} {other}"
@@ -69,7 +69,7 @@ fn an_upload_is_written_by_the_host_and_is_what_the_client_sent() {
     for name in [1, 3] {
         same(&rig, "/tmp/d/f1", &format!("/tmp/d/in/{name}"));
     }
-    // nothing is left that keeps them from being changed
+    // No lease or lock prevents changes to the files afterwards.
     rig.sh("rm -r /tmp/d/in; killall vpipe-upload");
     check_disk(&rig);
 }
@@ -90,9 +90,9 @@ fn cp_copies_by_the_host() {
     check_disk(&rig);
 }
 
-/// The file system has no fault in it.
+/// Asserts that the file system is consistent.
 fn check_disk(rig: &Rig) {
-    // the agent keeps files for a while that may be asked for again
+    // The agent keeps files open for a while, because a program may use them again.
     within(SOON, "it is unmounted", || {
         rig.sh("umount /tmp/d && echo done; true").contains("done")
     });
@@ -103,11 +103,11 @@ fn check_disk(rig: &Rig) {
     assert!(checked.status.success(), "{checked:?}");
 }
 
-/// A file as it is on the disk of a guest that is dead.
+/// Reads a file from the disk of a dead VM.
 fn dump(rig: &Rig, path: &str) -> Vec<u8> {
     let image = rig.folder.path().join("d.img");
     let to = rig.folder.path().join("dumped");
-    // its journal has to be played first, as at the guest's next boot
+    // Replays the journal first, as the guest's next boot would.
     let played = Command::new("/usr/sbin/e2fsck")
         .args(["-fp", image.to_str().unwrap()])
         .output()
@@ -141,10 +141,10 @@ fn a_guest_that_dies_in_the_middle_has_old_bytes_zeros_or_new_ones() {
             .first()
             .is_some_and(|t| t.sent > 15 * MIB as u64)
     });
-    // that there is a file at all is in the guest's journal some seconds later, unless somebody asks
+    // The guest's journal records a new file only after some seconds, unless a program syncs.
     rig.sh("sync");
     signal(rig.guest().pid(), rustix::process::Signal::KILL);
-    // the client is told
+    // The client sees the failure.
     let begun = std::time::Instant::now();
     while client.write(&[0; 4096]).is_ok() {
         assert!(begun.elapsed() < SOON, "nobody tells the client");
@@ -153,7 +153,7 @@ fn a_guest_that_dies_in_the_middle_has_old_bytes_zeros_or_new_ones() {
     let got = dump(&rig, "/in/1");
     let mut written = 0;
     for (block, wanted) in got.chunks(BLOCK).zip(large.chunks(BLOCK)) {
-        // where the VM's part ends and the host's begins a block has zeros beside new bytes
+        // The block between the VM's and the host's part has zeros beside new bytes.
         let fits = block
             .iter()
             .zip(wanted)

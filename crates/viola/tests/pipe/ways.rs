@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients that are not on the guest's own bridge.
+//! Clients that are not on the VM's own bridge.
 #![allow(dead_code)]
 
 use std::net::{SocketAddr, TcpStream};
@@ -11,13 +11,14 @@ use viola_netdev::{Netns, add_veth};
 use crate::client::Client;
 use crate::rig::{GUEST, Rig, SOON, Web, ip, sh};
 
-/// A machine behind others, by its own namespace.
+/// A host behind others, as a network namespace.
 pub struct Far {
     netns: Netns,
 }
 
 impl Far {
-    /// At the end of a cable from the lab's side, named `far`, with this address and way out.
+    /// Connects it to the lab by a veth pair. The end on the lab's side is named `far`; the other end has this address and
+    /// gateway.
     pub fn new(web: &Web, address: &str, gateway: &str) -> Self {
         let netns = Netns::new().unwrap();
         let cable = || add_veth("far", "eth0", Some(netns.as_fd()));
@@ -38,17 +39,17 @@ impl Far {
     }
 }
 
-/// A second guest that passes packets on between the server's bridge and one with a machine at `10.78.0.50`.
+/// A second VM that routes between the server's bridge and one with a host at `10.78.0.50`.
 pub const ROUTER: &str = "[[guest]]\nname = 'pi-router'\ncores = [1]\ntaps = [{ bridge = 'br0', address = '10.77.0.12/24' }, \
      { bridge = 'br1', address = '10.78.0.12/24' }]\n\
      [[bridge]]\nname = 'br0'\naddress = '10.77.0.1/24'\n[[bridge]]\nname = 'br1'\naddress = '10.78.0.1/24'\n";
 
-/// Makes that machine, and the way to it.
+/// Creates that host and the route to it.
 pub fn behind_a_router(rig: &Rig) -> Far {
     let far = Far::new(rig, "10.78.0.50/24", "10.78.0.12");
     rig.ip("link set far master br1");
     rig.ip("link set far up");
-    // the router's packet sockets hold 208 KiB: with large windows more is lost there than is meant to be
+    // The router's packet sockets hold 208 KiB; larger windows would lose more packets than the test intends.
     let small = || std::fs::write("/proc/sys/net/ipv4/tcp_rmem", "4096 65536 65536").unwrap();
     far.netns.run(small).unwrap();
     sh(
@@ -59,7 +60,7 @@ pub fn behind_a_router(rig: &Rig) -> Far {
     far
 }
 
-/// Lets a router lose one packet of a hundred and delay the others by 5 ms, in both directions.
+/// Makes a router drop 1 % of the packets and delay the others by 5 ms, in both directions.
 pub fn disturb(router: &Guest) {
     for nic in ["vec0", "vec1"] {
         let netem = "root netem limit 10000 delay 5ms loss 1%";

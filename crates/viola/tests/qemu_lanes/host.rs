@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The host of lanes: a QEMU guest with an SR-IOV NIC, and `viola` in it.
+//! The host of lanes: a QEMU VM with an SR-IOV NIC that runs `viola`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,24 +10,24 @@ use viola_lab::qemu::{Image, Program, QemuVm, VmSpec};
 use viola_lab::testing::lab_program;
 use viola_proto::lanes::{Lanes, Nic};
 
-/// How long a script may take on a busy machine.
+/// Timeout of a script on a busy machine.
 pub const SCRIPT_TIMEOUT: Duration = Duration::from_secs(900);
-/// How long something may take to come about in an emulated host.
+/// Timeout of an expected change in an emulated host.
 pub const SOON: Duration = Duration::from_secs(300);
-/// Guests.
+/// Number of guests.
 pub const GUESTS: u32 = 10;
-/// VFs of the NIC.
+/// Number of the NIC's VFs.
 pub const VFS: u32 = 7;
 
-/// The PF and two ordinary NICs at one hub: one for the world outside, one as the bridge's way there.
+/// The PF and two ordinary NICs at one hub: one is the outside world, one the bridge's uplink.
 const NICS: &str = "-netdev hubport,id=h0,hubid=0 -netdev hubport,id=h1,hubid=0 -netdev hubport,id=h2,hubid=0 \
     -device pcie-root-port,id=rp9,chassis=9,slot=9 -device igb,bus=rp9,netdev=h0,mac=52:54:00:00:00:01 \
     -device virtio-net-pci,netdev=h1,mac=52:54:00:00:00:02 -device virtio-net-pci,netdev=h2,mac=52:54:00:00:00:03";
 
-/// Makes the bridge, the world outside and the guests, as for the benchmark.
+/// Creates the bridge, the outside world and the guests, as the benchmark does.
 const SET_UP: &str = include_str!("../../../bench/src/lanes/guests.sh");
 
-/// Kernel and initramfs of it.
+/// Its kernel and initramfs.
 pub fn image() -> Image {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     Image::find_from([here], "lanes").unwrap_or_else(|e| panic!("{e}"))
@@ -40,12 +40,12 @@ pub struct Host {
 }
 
 impl Host {
-    /// Boots it; makes the bridge, the world outside and `guests` namespaces.
+    /// Boots the host; creates the bridge, the outside world and `guests` namespaces.
     pub fn boot(name: &str, guests: u32) -> Self {
         Self::boot_with(name, guests, |spec, _| spec.memory(1024))
     }
 
-    /// With more; the folder is for files.
+    /// The same with a modified VM. The folder holds additional files.
     pub fn boot_with(name: &str, guests: u32, more: impl FnOnce(VmSpec, &Path) -> VmSpec) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let viola = Path::new(env!("CARGO_BIN_EXE_viola"));
@@ -58,7 +58,7 @@ impl Host {
         let begin = Instant::now();
         let machine =
             QemuVm::start(&spec, &image(), folder.path()).unwrap_or_else(|e| panic!("{e}"));
-        // with the libraries of the image, as its `ip`: those of this machine may be older
+        // Uses the image's libraries, as its `ip` does: this machine's may be older.
         machine.sh("tar -x -f /dev/vda -C /").unwrap();
         let host = Self {
             machine,
@@ -71,7 +71,7 @@ impl Host {
         host
     }
 
-    /// A script in which `viola` is the program, and `ip` is not the shell's own.
+    /// Runs a script in which `viola` is the program and `ip` is not the shell's builtin.
     pub fn sh(&self, script: &str) -> String {
         let script = format!(
             "export PATH=/usr/sbin:/usr/bin; viola() {{ /viola/bin/viola \"$@\"; }}; viola-lab() {{ /viola/bin/viola-lab \"$@\"; }}; ip() {{ /usr/bin/ip \"$@\"; }}; {script}"
@@ -123,7 +123,7 @@ impl Host {
         }
     }
 
-    /// Starts traffic, which ends when [`Host::enough`] is said; `rates` are packets a second of each guest in each phase.
+    /// Starts traffic, which runs until [`Host::enough`]. `rates` are the packets per second of each guest in each phase.
     pub fn traffic(&self, phase: Duration, rates: &[Vec<u32>]) {
         let guests: Vec<Value> = (1..)
             .zip(rates)
@@ -138,12 +138,12 @@ impl Host {
         ));
     }
 
-    /// The traffic ends, whatever phase it is in.
+    /// Ends the traffic in whatever phase it is.
     pub fn enough(&self) {
         self.sh("touch /tmp/enough");
     }
 
-    /// What all guests saw; every stream is whole.
+    /// The reports of all guests. Asserts that every stream is whole.
     pub fn seen(&self) -> Vec<Value> {
         let text = self.sh(
             "for i in $(seq 400); do [ -e /tmp/seen ] && break; sleep 0.5; done; cat /tmp/seen",
@@ -158,7 +158,7 @@ impl Host {
     }
 }
 
-/// Guests that have a VF.
+/// The guests that have a VF.
 pub fn holders(lanes: &Lanes) -> BTreeSet<String> {
     let held = |nic: &Nic| nic.vf.as_ref().map(|_| nic.name.clone());
     lanes.nics.iter().filter_map(held).collect()

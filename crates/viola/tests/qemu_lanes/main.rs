@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lanes on an SR-IOV NIC: a QEMU guest is the host, its igb has seven VFs. The guests are ten network namespaces in it,
-//! each with a bond, or a nested QEMU guest to which a VF is passed through. It is emulated: part of `make test-beds`.
+//! Lanes on an SR-IOV NIC. A QEMU VM is the host; its igb has seven VFs. The guests are ten network namespaces in it, each with
+//! a bond, or a nested QEMU VM to which a VF is passed through. It is emulated: part of `make test-beds`.
 #![allow(clippy::unwrap_used)]
 
 mod host;
@@ -18,7 +18,7 @@ fn vfs_follow_the_load_and_no_connection_breaks() {
     let host = Host::boot("lanes-load", GUESTS);
     host.configure("");
     host.start();
-    // Who sends much in each phase; as in fig. 14 some go on and some change places.
+    // The guests with high rates in each phase. As in fig. 14, some stay the same and some change places.
     let heavy: [&[u32]; 3] = [
         &[1, 2, 3, 4, 5, 6, 7],
         &[2, 3, 5, 6, 7, 8, 9],
@@ -76,22 +76,22 @@ fn vfs_follow_the_load_and_no_connection_breaks() {
         "{}",
         host.log()
     );
-    // 7 granted, then 2 and 3 taken and granted
+    // 7 grants, then 2 and 3 VFs that are revoked and granted again
     assert!(switches >= 17, "{:?}", lanes.counts);
-    // On most both paths were used.
+    // Most guests have used both paths.
     let used = |n: &&Nic| n.vf_packets > 100 && n.packets > 100;
     assert!(
         lanes.nics.iter().filter(used).count() >= 5,
         "{:?}",
         lanes.nics
     );
-    // At most one packet a switch.
+    // Each switch loses at most one packet.
     assert!(sum("lost") <= switches, "{}", host.log());
     println!("{}", host.sh(&format!("viola stop --all; {BARE}")));
 }
 
-/// The bridge's own way out goes, and the PF takes its place: guests on the bridge, guests with VFs and the world reach each
-/// other, also when one changes sides. For that the NIC's switch has to know who is behind the PF.
+/// The PF replaces the bridge's uplink. Guests on the bridge, guests with VFs and the outside world reach each other, also when
+/// a guest changes sides. The NIC's switch has to know the MAC addresses behind the PF.
 fn the_pf_is_the_bridges_way_out(host: &Host) {
     host.sh("ip link set eth2 nomaster; ip link set eth0 master br0");
     let end = Instant::now() + SOON;
@@ -115,7 +115,7 @@ fn the_pf_is_the_bridges_way_out(host: &Host) {
             host.log()
         );
     };
-    // n1 is 10.9.0.11
+    // The address of n1 is 10.9.0.11.
     let all = || {
         for (from, to) in [(1, "10.9.0.18"), (8, "10.9.0.11"), (1, "10.9.0.12")] {
             reaches(from, to);
@@ -138,8 +138,8 @@ fn the_pf_is_the_bridges_way_out(host: &Host) {
     );
 }
 
-/// What the NIC and its driver take by themselves, with nobody else at it: a VF's interface goes up, has its link, goes
-/// down, and moves to a namespace and back, five times. `ip` alone is a part of each.
+/// Measures the NIC and its driver without viola: a VF's interface goes up, gets its link, goes down, and moves to a namespace
+/// and back, five times. Each figure includes the time of `ip`.
 const BARE: &str = r#"
     v=$(ls /sys/class/net | grep ^vf | head -n 1); echo "bare $v, s:"
     t() { read T rest </proc/uptime; printf ' %s' $T; }
@@ -157,7 +157,7 @@ fn whatever_happens_the_guests_go_on_and_vfs_are_found_again() {
     host.configure("");
     host.start();
     let all = |rate: u32| vec![vec![rate]; GUESTS as usize];
-    // until it is enough: how long all of this takes depends on the machine
+    // The traffic runs until `enough`: the duration of the steps depends on the machine.
     let long = Duration::from_secs(3600);
     let mut rates = all(1);
     for guest in &mut rates[..7] {
@@ -174,7 +174,7 @@ fn whatever_happens_the_guests_go_on_and_vfs_are_found_again() {
         }
     };
 
-    // The operator's word.
+    // The operator changes lanes by hand.
     let said = host.sh("viola set n2 --lane never; viola set n9 --lane pin");
     assert!(
         said.contains("netns:n2: lane never") && said.contains("netns:n9: lane pin"),
@@ -185,7 +185,7 @@ fn whatever_happens_the_guests_go_on_and_vfs_are_found_again() {
     host.sh("viola set n2 --lane auto; viola set n9 --lane never");
     host.wait("n2 back", |l| holders(l) == first);
 
-    // Killed: the VFs stay, and the next daemon finds them.
+    // The daemon is killed. The VFs stay, and the next daemon adopts them.
     host.sh("kill -9 $(cat /tmp/pid); sleep 1");
     let there = host.sh("for i in $(seq 10); do ip -n n$i -o link show | grep -c ': vf'; done");
     assert_eq!(there.matches('1').count(), 7, "{there}");
@@ -198,7 +198,7 @@ fn whatever_happens_the_guests_go_on_and_vfs_are_found_again() {
         host.log()
     );
 
-    // Killed between failover and unplug: the guest sends by its paravirtual path and still has its VF.
+    // The daemon is killed between failover and unplug. The guest sends by its paravirtual path and still has its VF.
     host.sh(
         r#"kill -9 $(cat /tmp/pid); sleep 0.5; ip -n n4 link set bond0 type bond active_slave eth0
         sed -i 's/\("guest":"netns:n4"[^]]*\],"stage":"\)held/\1revoking/' /run/viola/lanes.json"#,
@@ -214,13 +214,14 @@ fn whatever_happens_the_guests_go_on_and_vfs_are_found_again() {
         host.log()
     );
 
-    // Its journal lost as well: what guests have is found with them.
+    // The journal is lost as well. The daemon finds the VFs in the guests.
     host.sh("kill -9 $(cat /tmp/pid); sleep 0.5; rm /run/viola/lanes.json");
     host.start();
     let lanes = host.wait("found with them", |l| holders(l) == first);
     assert_eq!(lanes.counts.adopted, 7, "{}", host.log());
 
-    // The NIC's VFs vanish while they are held: all go on by the bridge, and have VFs again once they are made again.
+    // The NIC's VFs disappear while guests hold them. The guests continue by the bridge and get VFs again once they exist
+    // again.
     host.sh("echo 0 >/sys/class/net/eth0/device/sriov_numvfs");
     says("its VFs were taken off");
     host.wait("VFs made anew", |l| holders(l) == first);
@@ -239,7 +240,7 @@ fn whatever_happens_the_guests_go_on_and_vfs_are_found_again() {
         std::thread::sleep(Duration::from_secs(1));
     }
 
-    // Everything back, and on again.
+    // The operator stops lanes and starts them again.
     let said = host.sh("viola stop --all");
     assert!(said.contains("stock"), "{said}");
     let lanes = host.wait("nobody with a VF", |l| holders(l).is_empty());
@@ -254,7 +255,7 @@ fn whatever_happens_the_guests_go_on_and_vfs_are_found_again() {
 
     the_pf_is_the_bridges_way_out(&host);
 
-    // Two with the same address: neither may have a VF.
+    // Two guests have the same address: neither may have a VF.
     host.sh("ip -n n10 link set bond0 address 52:54:00:00:20:07");
     says("n7 and n10 have the same address 52:54:00:00:20:07 at br0");
     host.wait("n7 without a VF", |l| {

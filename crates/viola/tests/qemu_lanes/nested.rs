@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A nested QEMU guest with KVM: its VF is passed through by vfio-pci, plugged and unplugged, with net_failover in
-//! it, or a bond by viola-agent.
+//! A nested QEMU VM with KVM. Its VF is passed through by vfio-pci, plugged and unplugged, and paired by net_failover or by a
+//! bond of viola-agent.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,18 +12,18 @@ use super::host::{Host, image};
 
 /// Switches of each kind in a round.
 const TURNS: usize = 4;
-/// How long a switch may make itself felt after viola is done with it, s: the guest's kernel looks at its VF.
+/// How long after viola's part a switch may still affect traffic, in seconds: the guest's kernel probes its VF.
 const AFTER: f64 = 3.0;
-/// Packets of the fast stream a second.
+/// Rate of the fast stream in packets per second.
 const RATE: u32 = 1000;
-/// How long a guest may take to boot, by this machine's clock.
+/// Timeout of a guest's boot by this machine's clock.
 const BOOTS: Duration = Duration::from_secs(600);
 
-/// A host with an IOMMU and KVM, both emulated.
+/// QEMU arguments of a host with an IOMMU and KVM, both emulated.
 const IOMMU: &str =
     "-machine kernel-irqchip=split -device intel-iommu,intremap=on,caching-mode=on,device-iotlb=on";
 
-/// What a guest's init does here: its pair has an address, and a server of traffic runs.
+/// The guest's init: it gives its pair an address and runs a traffic server.
 const INIT: &str = r"#!/usr/bin/busybox sh
 export PATH=/usr/sbin:/usr/bin
 mount -t proc p /proc; mount -t sysfs s /sys; mount -t devtmpfs d /dev; mount -t tmpfs t /run
@@ -43,7 +43,7 @@ echo L2 READY
 echo L2 ENDED; sleep 1000
 ";
 
-/// By net_failover.
+/// Pairs the NICs by net_failover.
 const FAILOVER: &str = r"
 driver=/sys/bus/pci/drivers/igbvf
 # what letting a VF go costs this guest's own kernel, with nobody else in it: once, with the first one
@@ -51,7 +51,7 @@ driver=/sys/bus/pci/drivers/igbvf
  for d in $driver/0000:*; do d=${d##*/}; a=$(now); echo $d >$driver/unbind; echo CONTROL $a to $(now); echo $d >$driver/bind; done) &
 ";
 
-/// By viola-agent.
+/// Pairs the NICs by viola-agent.
 const AGENT: &str = r#"
 for p in /sys/class/virtio-ports/*; do read -r name <$p/name && [ $name = org.viola.lane.0 ] && port=/dev/${p##*/}; done
 printf '[lane]\nport = "%s"\n' $port >/run/agent.toml
@@ -60,14 +60,14 @@ until [ -e /sys/class/net/viola0 ] && ip addr show viola0 | grep -q 10.9.0.2; do
 viola-agent --config /run/agent.toml status
 "#;
 
-/// How a guest keeps its two NICs together.
+/// The mechanism that pairs a guest's two NICs.
 #[derive(Clone, Copy, PartialEq)]
 enum Pair {
     Failover,
     Agent,
 }
 
-/// QEMU and its libraries, packed; they are looked for where they were made.
+/// Packs QEMU and its libraries. They must be found at the paths where they were built.
 fn pack(folder: &Path) -> std::path::PathBuf {
     let image = image();
     let program = image.program();
@@ -90,7 +90,7 @@ fn pack(folder: &Path) -> std::path::PathBuf {
     archive
 }
 
-/// The root folder by which the program names its loader.
+/// The root folder in the path of the program's loader.
 fn root_of_loader() -> String {
     let program = std::fs::read(image().program()).unwrap();
     let wanted = b"/usr/lib64/ld-linux-x86-64.so.2";
@@ -118,31 +118,31 @@ fn a_nested_guests_vf_comes_and_goes_by_net_failover_and_its_connections_live() 
     bed.host
         .wait("no VF", |l| l.nics.iter().all(|n| n.vf.is_none()));
     let switches = bed.rounds();
-    // QEMU's unplug is the guest's own failover: what comes while its kernel lets the VF go is lost.
+    // QEMU's unplug makes the guest fail over by itself: packets that arrive while its kernel unbinds the VF are lost.
     println!("the guest's kernel alone takes {control:.2} s to let a VF go");
     nothing_is_held_up(&switches);
 }
 
-/// Longest gap that a switch may make, ms.
+/// Longest permitted gap of a switch, ms.
 const GAP_MS: f64 = 100.0;
 
-/// What the traffic saw while there was a switch, or in the time until the next.
+/// The traffic during a switch, or between it and the next one.
 #[derive(Debug)]
 #[allow(dead_code, reason = "shown")]
 struct Felt {
     given: bool,
-    /// When this began, s after the traffic's start, and how long until viola was done with it.
+    /// Begin in seconds after the start of the traffic, and duration until viola was done.
     at: f64,
     took: f64,
-    /// Pings of 50 ms without an answer.
+    /// Pings without an answer, of one each 50 ms.
     pings: u64,
-    /// Packets of the fast stream without one.
+    /// Packets of the fast stream without an answer.
     lost: u64,
-    /// Longest time without one in the fast stream, ms.
+    /// Longest time without an answer in the fast stream, ms.
     gap_ms: f64,
 }
 
-/// A switch loses no ping at the median, one at most, and the stream is never without an answer for long.
+/// Asserts that a switch loses no ping at the median and one at most, and that the stream has no long gap.
 fn nothing_is_held_up(switches: &[Felt]) {
     let mut pings: Vec<u64> = switches.iter().map(|s| s.pings).collect();
     pings.sort_unstable();
@@ -181,7 +181,7 @@ impl Bed {
         );
         println!("{said}");
         host.configure("");
-        // none before it is asked for: while the guest boots, a VF would be one more NIC
+        // The guest gets no VF before the test asks for one: during the boot a VF would be one more NIC.
         host.sh("printf '[[vm]]\\nname = \"l2\"\\n[vm.lane]\\nset = \"never\"\\n' >>/tmp/v.toml");
         host.start();
         let q = "/q/root/usr";
@@ -218,7 +218,7 @@ impl Bed {
             begin.elapsed().as_secs_f32()
         );
         host.wait("the guest seen", |l| l.nics.iter().any(|n| n.name == "l2"));
-        // its server is a large program that this guest starts slowly
+        // The guest starts the traffic server slowly, because the program is large.
         let one = json!({
             "address": "10.9.0.2", "phase_ms": 100, "guests": [{"netns": "peer", "rates": [10]}],
         });
@@ -229,13 +229,14 @@ impl Bed {
         Self { host }
     }
 
-    /// What the peer sees of a fast stream, and of pings each 50 ms, as long as a script takes, which may write [`STEPS`].
+    /// Runs a fast stream and pings each 50 ms to the guest while a script runs, which may write [`STEPS`]. Returns both
+    /// reports.
     fn traffic(&self, beside: &str) -> Vec<Value> {
         let spec = json!({
             "address": "10.9.0.2", "phase_ms": 3_600_000, "until": "/tmp/enough",
             "guests": [{"netns": "peer", "rates": [RATE], "pieces": 10}, {"netns": "peer", "rates": [20], "pieces": 1}],
         });
-        // all in one script there: asking the host takes time of it
+        // One script on the host does all: further requests would take its CPU time.
         self.host.sh(&format!(
             "rm -f /tmp/seen /tmp/enough {STEPS}; (viola-lab internal traffic '{spec}' >/tmp/traffic 2>&1; mv /tmp/traffic /tmp/seen) </dev/null >/dev/null 2>&1 &
              now() {{ read up rest </proc/uptime; echo $up; }}; begin=$(now)
@@ -246,15 +247,16 @@ impl Bed {
         self.host.seen()
     }
 
-    /// Two rounds, or as many as `VIOLA_ROUNDS` asks for. By net_failover each second taking loses a ping, so that all of one
-    /// round's may by chance.
+    /// Two rounds, or `VIOLA_ROUNDS`. With net_failover every second revocation loses a ping, so one round may lose a ping in
+    /// each of them by chance.
     fn rounds(&self) -> Vec<Felt> {
         let said = std::env::var("VIOLA_ROUNDS").ok();
         let rounds: usize = said.map_or(2, |rounds| rounds.parse().unwrap());
         (0..rounds).flat_map(|_| self.to_and_fro()).collect()
     }
 
-    /// The VF comes and goes under traffic; what that saw of each switch. Between them nothing is lost and nothing late.
+    /// Plugs and unplugs the VF under traffic and returns the effect of each switch. Asserts that nothing is lost or late
+    /// between switches.
     fn to_and_fro(&self) -> Vec<Felt> {
         let host = &self.host;
         host.wait("no VF", |l| l.nics.iter().all(|n| n.vf.is_none()));
@@ -283,7 +285,7 @@ impl Bed {
             "{}",
             host.log()
         );
-        // The NIC does not tell what went through the VF; its interrupts do.
+        // The NIC has no counter for a VF's packets; the VF's interrupts prove that it was used.
         assert!(lanes.nics[0].vf_packets > 100, "{:?}", lanes.nics);
         let steps = host.sh(&format!("cat {STEPS}"));
         let seen = felt(&steps, &guests);
@@ -312,11 +314,11 @@ impl Bed {
     }
 }
 
-/// Where the host notes when switches were.
+/// The file in which the host records the times of the switches.
 const STEPS: &str = "/tmp/steps";
 
-/// Lines of [`STEPS`] (what, the traffic's start, the switch's, its end: s of uptime), and what the two streams saw of
-/// each switch, and after it until the next.
+/// Takes lines of [`STEPS`] (kind, start of the traffic, start of the switch, its end: s of uptime) and the reports of both
+/// streams. Returns the effects on the traffic during each switch and between it and the next.
 fn felt(steps: &str, guests: &[Value]) -> Vec<(Felt, Felt)> {
     let (fast, pings) = (&guests[0], &guests[1]);
     let pairs = |of: &Value, key: &str| -> Vec<(f64, f64)> {
@@ -331,7 +333,7 @@ fn felt(steps: &str, guests: &[Value]) -> Vec<(Felt, Felt)> {
         .map(|line| {
             let words: Vec<&str> = line.split_whitespace().collect();
             let at = |k: usize| words[k].parse::<f64>().unwrap();
-            // a stream begins a moment after its program was started
+            // A stream begins a moment after its program starts.
             (words[0] == "given", at(2) - at(1) - 0.3, at(3) - at(1))
         })
         .collect();
@@ -361,7 +363,7 @@ fn felt(steps: &str, guests: &[Value]) -> Vec<(Felt, Felt)> {
     seen
 }
 
-/// Seconds that the guest's kernel takes to let its first VF go by itself.
+/// Seconds that the guest's kernel alone takes to unbind its first VF.
 fn control(host: &Host) -> f64 {
     host.sh("viola set l2 --lane pin");
     host.wait("a first VF", |l| l.nics.iter().any(|n| n.vf.is_some()));
@@ -371,7 +373,7 @@ fn control(host: &Host) -> f64 {
         let mut words = said.split_whitespace().skip(1);
         let mut time = || words.find_map(|w| w.parse::<f64>().ok());
         if let (Some(from), Some(to)) = (time(), time()) {
-            // and until it is bound again
+            // Waits until the VF is bound again.
             std::thread::sleep(Duration::from_secs(5));
             return to - from;
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An operator's host: Debian with systemd and libvirt in an emulated PC, and small VMs of libvirt's in it.
+//! An operator's host: an emulated PC with Debian, systemd, libvirt and small libvirt VMs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,14 +9,14 @@ use serde_json::Value;
 use viola_lab::qemu::{Image, QemuVm, VmSpec};
 use viola_proto::{VmList, VmReport};
 
-/// How long one script may take.
+/// Timeout of one script.
 pub const SCRIPT_TIMEOUT: Duration = Duration::from_secs(900);
-/// How long something may take to come about in an emulated host on a busy machine.
+/// Timeout of an expected change in an emulated host on a busy machine.
 pub const SOON: Duration = Duration::from_secs(300);
-/// VMs; the first one only answers, the others are [`Host::busy`] at times.
+/// Number of VMs. The first one only answers pings; the others have load while [`Host::busy`] is set.
 pub const VMS: u32 = 3;
 
-/// What an operator has before viola comes: a bridge, and VMs on core 1 that answer at 10.20.0.1N.
+/// The host before viola is installed: a bridge, and VMs on core 1 that answer at 10.20.0.1N.
 const SET_UP: &str = r#"
     set -e
     ip link add br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0
@@ -47,7 +47,7 @@ pub struct Host {
     _folder: tempfile::TempDir,
 }
 
-/// The package for hosts, which `make deb` has made.
+/// The package for hosts from `make deb`.
 fn package() -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build/deb");
     let name = format!("viola_{}-1_amd64.deb", env!("CARGO_PKG_VERSION"));
@@ -65,7 +65,7 @@ fn run(program: &str, args: &[&str]) {
     assert!(done.status.success(), "{program} {args:?}: {text}");
 }
 
-/// The package, and the same with a higher version, in folders as `make deb` leaves them.
+/// The package and a copy with a higher version, in the layout of `make deb`.
 fn pack(folder: &Path) -> PathBuf {
     let package = package();
     let text = |path: &Path| path.display().to_string();
@@ -98,17 +98,17 @@ fn pack(folder: &Path) -> PathBuf {
 }
 
 impl Host {
-    /// Boots it, with VMs and the packages in /root/build/deb.
+    /// Boots the host with VMs and the packages in /root/build/deb.
     pub fn boot() -> Self {
         let begin = Instant::now();
         let folder = tempfile::tempdir().unwrap();
         let image = Image::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))], "debian");
         let image = image.unwrap_or_else(|e| panic!("{e}; scripts/debian-image.sh makes it"));
         let root = image.kernel().with_file_name("root.img");
-        // Emulated, leaving a VM and coming back takes a thousand times as long as its instructions do, and an answer ten
-        // milliseconds of them; counted in instructions it takes what it would.
+        // Under emulation a VM exit and entry take a thousand times as long as their instructions, and an answer needs ten
+        // milliseconds of them. With a clock that counts instructions an answer takes its real time.
         let spec = VmSpec::new("operator").memory(3072).cpus(2).icount(0);
-        // what is written to the disk is forgotten
+        // The disk is a snapshot: QEMU discards all writes.
         let mut spec = spec.disk("root", &root, "raw,snapshot=on");
         spec.cores.clear();
         spec.boot_timeout = SCRIPT_TIMEOUT;
@@ -132,7 +132,7 @@ impl Host {
         host
     }
 
-    /// Whether the other VMs have work without end. What they do while nobody looks would only take this machine's time.
+    /// Sets whether the other VMs are busy. They are idle between measurements, to save this machine's time.
     pub fn busy(&self, are: bool) {
         let word = if are { "busy" } else { "idle" };
         for i in 2..=VMS {
@@ -143,7 +143,7 @@ impl Host {
         }
     }
 
-    /// Waits so many seconds by the host's own clock, which is not this machine's.
+    /// Waits this many seconds by the host's own clock, which differs from this machine's.
     pub fn pause(&self, seconds: u32) {
         self.good(&format!("sleep {seconds}"));
     }
@@ -152,7 +152,7 @@ impl Host {
         println!("{:4.0} s: {what}", begin.elapsed().as_secs_f32());
     }
 
-    /// What a script says, whatever comes of it.
+    /// Runs a script and returns its output, whatever its exit status.
     pub fn sh(&self, script: &str) -> String {
         let output = self
             .machine
@@ -162,7 +162,7 @@ impl Host {
         format!("{}{}", output.stdout, output.stderr)
     }
 
-    /// What a script says that has to succeed.
+    /// Runs a script, asserts that it succeeds, and returns its output.
     pub fn good(&self, script: &str) -> String {
         let output = self
             .machine
@@ -180,7 +180,7 @@ impl Host {
         output.map_or_else(|e| e.to_string(), |o| o.stdout)
     }
 
-    /// VMs as the daemon shows them; none while it does not answer.
+    /// The daemon's list of VMs; empty while it does not answer.
     pub fn vms(&self) -> Vec<VmReport> {
         let text = self.sh("viola vms --json 2>/dev/null");
         let list: Option<VmList> = serde_json::from_str(&text).ok();
@@ -191,7 +191,7 @@ impl Host {
         self.vms().into_iter().find(|vm| vm.name == name)
     }
 
-    /// A number of `/metrics`.
+    /// A value of `/metrics`.
     pub fn metric(&self, name: &str) -> Option<f64> {
         let text = self.sh("curl -s --unix-socket /run/viola/viola.sock http://viola/metrics");
         let mut values = text
@@ -200,7 +200,7 @@ impl Host {
         values.next()?.trim().parse().ok()
     }
 
-    /// Waits until something is so; how long that took.
+    /// Waits until a condition is true and returns the time that it took.
     pub fn until(&self, what: &str, is_so: impl Fn() -> bool) -> Duration {
         let begin = Instant::now();
         while !is_so() {
@@ -215,7 +215,7 @@ impl Host {
         begin.elapsed()
     }
 
-    /// Waits until a VM is scheduled by this, in this class.
+    /// Waits until a VM is scheduled by this mechanism, in this class.
     pub fn until_scheduled(&self, name: &str, class: &str, by: &str) {
         self.until(&format!("{name} of class {class} by {by}"), || {
             let vm = self.vm(name);
@@ -224,14 +224,14 @@ impl Host {
         });
     }
 
-    /// vCPU threads that are real-time.
+    /// Number of real-time vCPU threads.
     pub fn real_time(&self) -> u32 {
         let text = self.sh("ps -eLo cls,comm | grep -c '^ *FF.*CPU [0-9]*/'");
         let first = text.lines().next();
         first.and_then(|n| n.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// How long the first VM takes to answer, in ms: median and 99th percentile of so many pings.
+    /// The first VM's response times in ms: median and 99th percentile of `count` pings.
     pub fn answers(&self, count: u32) -> (f64, f64) {
         let text = self.sh(&format!("ping -c {count} -i 0.1 10.20.0.11"));
         let mut times: Vec<f64> = text

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! viola on an operator's host: the book's first page from the package to a VM that answers sooner, each line of it; and
-//! what happens to a host afterwards. It is an emulated PC with libvirt, and VMs in it: part of `make test-beds`.
+//! viola on an operator's host: each line of the book's first page, from the package to a VM that answers sooner, and later
+//! events of a host's life. The host is an emulated PC with libvirt VMs: part of `make test-beds`.
 #![allow(clippy::unwrap_used)]
 
 mod host;
@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use host::{Host, VMS};
 
-/// How many times sooner the VM has to answer, at the median or at the 99th percentile of pings, whichever is more.
+/// The factor by which the VM has to answer sooner, at the median or the 99th percentile of pings, whichever is larger.
 const SOONER: f64 = 10.0;
 
 #[test]
@@ -49,7 +49,7 @@ fn libvirt_tells(host: &Host) {
         "{check}"
     );
 
-    // A quota holds although real-time threads are not held to it by the kernel.
+    // A quota holds, although the kernel does not apply it to real-time threads.
     host.busy(true);
     host.good("viola start; viola set db01 --class ls");
     host.until_scheduled("db02", "batch", "slots");
@@ -57,7 +57,7 @@ fn libvirt_tells(host: &Host) {
     let before = events();
     host.good("virsh schedinfo db02 --live vcpu_period=100000 vcpu_quota=20000");
     host.until("libvirt's event heard", || events() > before);
-    // Both are busy and equal otherwise; what the emulated host does itself on that core is nobody's.
+    // Both VMs are busy and equal. The emulated host's own use of that core belongs to neither.
     let used = || {
         let vms = host.vms();
         let of = |name: &str| {
@@ -89,7 +89,7 @@ fn libvirt_tells(host: &Host) {
     });
     host.busy(false);
 
-    // Libvirt's daemon goes: the VMs stay with viola, which does not start it again by asking.
+    // The libvirt daemon stops. viola keeps the VMs and does not start the daemon again by a query.
     host.good("systemctl stop libvirtd 2>/dev/null");
     host.until("libvirt gone", || connected(0.0));
     host.pause(5);
@@ -102,7 +102,7 @@ fn libvirt_tells(host: &Host) {
     host.until("connected after a restart", || connected(1.0) && domains());
 }
 
-/// What lanes and vpipe write to is writable for the service, and what viola never sets is not.
+/// The service may write what lanes and vpipe write, and nothing that viola never sets.
 fn the_unit_lets_it_work(host: &Host) {
     let inside = "nsenter -m -t $(systemctl show -p MainPID --value viola)";
     host.good(&format!(
@@ -121,7 +121,7 @@ fn the_unit_lets_it_work(host: &Host) {
 
 fn the_daemon_goes_and_comes(host: &Host) {
     host.good("viola set db01 --class ls --keep; viola set db02 --weight 300");
-    // Whoever scrapes meanwhile gets a whole answer or none.
+    // A scrape gets a whole answer or none.
     host.good(
         "rm -f odd; (for i in $(seq 60); do curl -s --max-time 5 --unix-socket /run/viola/viola.sock http://viola/metrics >scrape \
          && { grep -q '^process_resident_memory_bytes [0-9]*$' scrape || cp scrape odd; }; sleep 0.2; done) \
@@ -147,7 +147,7 @@ fn the_daemon_goes_and_comes(host: &Host) {
 }
 
 fn vms_go_and_come(host: &Host) {
-    // A reboot: the process stays, and so does all that was said of it.
+    // A reboot of a VM keeps its process and its settings.
     let pid = host.vm("db01").unwrap().pid;
     host.good(
         "virsh -q reset db01; sleep 1; for i in $(seq 120); do ping -c 1 -W 1 10.20.0.11 >/dev/null && exit 0; done; exit 1",
@@ -160,7 +160,7 @@ fn vms_go_and_come(host: &Host) {
     host.good("virsh -q start db03");
     let took = host.until("db03 found", || host.vm("db03").is_some());
     println!("found {took:?} after libvirt said that it runs");
-    // Another name, which a VM of libvirt's can get while it is off.
+    // The operator renames a libvirt VM while it is off.
     host.good("virsh -q destroy db03; virsh -q domrename db03 web03 2>&1; virsh -q start web03");
     host.until("it by its new name", || {
         host.vm("web03").is_some() && host.vm("db03").is_none()

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The book's first page, line by line: each command of its part on hosts is run as it is written there. A line that is
-//! not known here fails the test, so the page and what was tried do not part.
+//! Runs each command of the book's first page in the part on hosts as it is written there. An unknown line fails the test, so
+//! the page and the tested commands stay the same.
 
 use std::time::Instant;
 
 use crate::host::{Host, VMS};
 
 const PAGE: &str = include_str!("../../../../docs/src/start.md");
-/// After it comes what is for hosts.
+/// The part on hosts follows this line.
 const BEGIN: &str = "On a host with VMs";
-/// Commands of the page's part for hosts: indented lines without their comments, and those in the text.
+/// Commands in the page's part on hosts: indented lines without their comments, and inline commands.
 fn commands() -> Vec<String> {
     let (_, part) = PAGE.split_once(BEGIN).unwrap();
     let mut found = Vec::new();
@@ -25,14 +25,14 @@ fn commands() -> Vec<String> {
     found
 }
 
-/// Follows the page up to its last line, which takes viola away; how many times sooner the first VM answered on the way.
+/// Runs the page up to its last line, which removes viola. Returns the factor by which the first VM answered sooner.
 pub fn follow(host: &Host, begin: Instant, stock: (f64, f64)) -> f64 {
     let mut ratio = 0.0;
     let commands = commands();
     assert!(commands.len() >= 12, "{commands:?}");
     for command in &commands {
         match command.as_str() {
-            // `make test-beds` has made it, and the test has put it there.
+            // `make test-beds` has built the package, and the test has copied it.
             "make deb" => drop(host.good("ls build/deb/viola_*.deb")),
             "adduser NAME viola" => {
                 host.until("the daemon answers", || host.vms().len() == VMS as usize);
@@ -60,7 +60,7 @@ pub fn follow(host: &Host, begin: Instant, stock: (f64, f64)) -> f64 {
                     "{drawn}"
                 );
             }
-            // a key of the configuration, as it is for this host
+            // A configuration key with a value for this host.
             "[slices]" => {}
             "cores = \"4-15\"" => drop(host.good(
                 "sed -i '/^\\[slices\\]/,/^\\[turbo\\]/s/^#cores = .*/cores = \"1\"/' /etc/viola/viola.toml; \
@@ -72,7 +72,7 @@ pub fn follow(host: &Host, begin: Instant, stock: (f64, f64)) -> f64 {
                 let said = host.good(command);
                 assert!(said.contains("db01"), "{said}");
             }
-            // at the end, by [`removal`]
+            // [`removal`] runs at the end.
             "apt remove viola" => {}
             other => {
                 let plain = ["apt install ", "viola set ", "viola stop ", "viola start", "curl "];
@@ -89,7 +89,7 @@ pub fn follow(host: &Host, begin: Instant, stock: (f64, f64)) -> f64 {
     ratio
 }
 
-/// With cores of its own, and of class ls, the first VM answers many times sooner than by stock scheduling.
+/// With cores of its own and class ls the first VM answers many times sooner than with stock scheduling.
 fn sooner(host: &Host, begin: Instant, command: &str, stock: (f64, f64)) -> f64 {
     host.busy(true);
     host.good(command);

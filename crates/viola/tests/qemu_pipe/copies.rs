@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What `cp` copies by `copy_file_range`, and what clients send, written by the host to both kinds of disks.
+//! The host writes what `cp` copies with `copy_file_range` and what clients upload, to both kinds of disks.
 
 use std::io::{Read, Write};
 
@@ -8,7 +8,7 @@ use crate::vm::{Disk, LIBRARY, SOON, Vm, connect};
 
 const SIZES: [usize; 2] = [MIB, 40 * MIB];
 
-/// Copies, compares, and looks at the disk; bytes that the guest has written to it.
+/// Copies a file, compares the copy, and checks the disk. Returns the bytes that the guest itself has written to it.
 fn copied(name: &str, disk: Disk) -> u64 {
     let vm = Vm::boot(name, disk, &SIZES, "");
     let before = vm.written();
@@ -69,7 +69,7 @@ fn what_a_client_sends_is_written_by_the_host() {
     let work = vm.settled(2);
     let counts = (work.begun, work.returned, work.refused);
     assert_eq!(counts, (2, 2, 0), "{work:?}");
-    // what comes until the host has the connection is the emulated guest's work
+    // The emulated guest receives the bytes that arrive before the host has the connection.
     let written = vm.written() - before;
     let moved = work.bytes;
     println!("the host has moved {moved} bytes, the guest has written {written}");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files and copies of a QEMU guest that the host moves, at a tap on a bridge and on disks of two kinds. The guests are
-//! emulated: part of `make test-beds`. Needs root, TAP devices, the lab's image, and that of `scripts/qemu-image.sh --new`.
+//! The host sends and copies files for a QEMU VM, which has a tap on a bridge and disks of two kinds. The VMs are emulated:
+//! part of `make test-beds`. Needs root, TAP devices, the lab's image, and that of `scripts/qemu-image.sh --new`.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../pipe/client.rs"]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that nginx is asked for and the host sends.
+//! The host sends files that clients request from nginx.
 
 use std::io::Read;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ fn files_of_a_qemu_guest_are_sent_by_the_host() {
     assert!(ls.contains("qp-send  yes"), "{ls}");
 }
 
-/// The guest may go on from a snapshot of another time.
+/// After QEMU's stop the guest may continue from an older snapshot, so the host resets transfers.
 #[test]
 #[ignore = "boots emulated PCs: make test-beds"]
 fn qemus_stop_resets_what_is_under_way_at_once_and_the_guest_serves_again() {
@@ -48,7 +48,7 @@ fn qemus_stop_resets_what_is_under_way_at_once_and_the_guest_serves_again() {
     println!("reset {took:?} after QEMU's answer to `stop`");
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
     assert!(body.len() < 40 * MIB && vm.files[1].starts_with(&body));
-    // what a machine that is busy with other things may add
+    // An allowance for other load on this machine.
     assert!(took < Duration::from_millis(100 + 400), "{took:?}");
     vm.counted(|work| work.broken == 1 && work.transfers.is_empty());
     vm.machine.qmp("cont", None).unwrap();

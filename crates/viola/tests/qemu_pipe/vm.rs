@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A QEMU guest with files, its agent and programs, and a daemon that moves bytes for it.
+//! A QEMU VM with files, its agent and programs, and a daemon that moves bytes for it.
 
 use std::fs::File;
 use std::net::TcpStream;
@@ -18,25 +18,25 @@ use crate::common::Daemon;
 use crate::common::guests::within;
 use crate::rig::{GUEST, HOST, MIB, NGINX, Turn, ip, noise, senders, turn, wait_until_served};
 
-/// How long emulated guests may take.
+/// Timeout of a step of an emulated VM.
 pub const SOON: Duration = Duration::from_secs(90);
-/// How long counts may take.
+/// Timeout of a change of the counters.
 const COUNTED: Duration = Duration::from_secs(20);
-/// Its environment for programs that are to ask the agent, in its root.
+/// The environment of programs that use the agent, inside the lab's root folder.
 pub const LIBRARY: &str =
     "LD_PRELOAD=/usr/lib/libvpipe_preload.so VIOLA_PIPE_SOCKET=/tmp/n/pipe.sock";
 
-/// What a guest's files are on.
+/// The kind of disk that holds the VM's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disk {
-    /// It writes zeros by itself.
+    /// The disk can write zeros by itself.
     Nvme,
-    /// It has zeros written to it.
+    /// The VM has to write zeros to the disk.
     Virtio,
 }
 
 impl Disk {
-    /// Its name in the guest, where the first virtio disk has the programs.
+    /// Its name in the guest, whose first virtio disk has the programs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Nvme => "nvme0n1",
@@ -45,11 +45,11 @@ impl Disk {
     }
 }
 
-/// A guest and a daemon. The thread that boots it is from then on in the network namespace of its bridge. One at a time.
+/// A VM and a daemon. The thread that boots it stays in the network namespace of its bridge. Only one exists at a time.
 pub struct Vm {
     pub daemon: Daemon,
     pub machine: QemuVm,
-    /// `f0` and `f1` in `/r/tmp/d`.
+    /// Content of `f0` and `f1` in `/r/tmp/d`.
     pub files: Vec<Vec<u8>>,
     folder: tempfile::TempDir,
     disk: Disk,
@@ -57,7 +57,7 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// Boots one with files of these sizes, and starts its agent; `more` are keys of `[vm.pipe]`.
+    /// Boots a VM with files of these sizes and starts its agent; `more` are keys of `[vm.pipe]`.
     pub fn boot(name: &str, disk: Disk, sizes: &[usize], more: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let turn = turn();
@@ -112,7 +112,7 @@ impl Vm {
         }
     }
 
-    /// Runs a script that must succeed, beside the agent.
+    /// Runs a script beside the agent and asserts that it succeeds.
     pub fn sh(&self, script: &str) -> String {
         self.machine.sh(script).unwrap_or_else(|e| {
             let says = self
@@ -122,7 +122,7 @@ impl Vm {
         })
     }
 
-    /// Runs a script that must succeed among the lab's programs, in the folder of the files.
+    /// Runs a script in the root of the lab's programs, in the folder of the files, and asserts that it succeeds.
     pub fn run(&self, script: &str) -> String {
         self.sh(&format!(
             "chroot /r sh -c 'set -e; cd /tmp/d; {script}' 2>&1"
@@ -140,12 +140,12 @@ impl Vm {
         self.wait_listening(NGINX.port);
     }
 
-    /// Waits for a server in the guest.
+    /// Waits until a server in the guest listens.
     pub fn wait_listening(&self, port: u16) {
         within(SOON, "it listens", || connect(port).is_ok());
     }
 
-    /// A client of nginx on the host's side of the bridge.
+    /// An nginx client on the host's side of the bridge.
     pub fn client(&self) -> Client {
         Client::of(connect(NGINX.port).unwrap())
     }
@@ -154,7 +154,7 @@ impl Vm {
         senders(&self.daemon)[0].work.clone()
     }
 
-    /// Waits until so many are counted and nothing is under way any more; what was done until then.
+    /// Waits until `begun` connections are counted and no transfer is running. Returns the counters.
     pub fn settled(&self, begun: u64) -> PipeStats {
         self.counted(|work| {
             let over = work.transfers.is_empty() && work.returned + work.broken == work.begun;
@@ -162,7 +162,7 @@ impl Vm {
         })
     }
 
-    /// Waits until that holds for what was done. (The host's counts come a moment later than a client's last byte.)
+    /// Waits until the counters satisfy a condition. (They follow a moment after a client's last byte.)
     pub fn counted(&self, wanted: impl Fn(&PipeStats) -> bool) -> PipeStats {
         let begin = Instant::now();
         loop {
@@ -175,7 +175,7 @@ impl Vm {
         }
     }
 
-    /// Bytes that the guest has written to the disk of its files, of which zeros that the disk makes are none.
+    /// Bytes that the guest has written to the disk of its files. Zeros that the disk writes by itself do not count.
     pub fn written(&self) -> u64 {
         let all = self.machine.qmp("query-blockstats", None).unwrap();
         let of = |d: &&serde_json::Value| d["device"] == "files";
@@ -183,9 +183,9 @@ impl Vm {
         disk["stats"]["wr_bytes"].as_u64().unwrap()
     }
 
-    /// Unmounts the files, and looks whether their file system is whole; then they are mounted again.
+    /// Unmounts the files, asserts that their file system is consistent, and mounts it again.
     pub fn check_disk(&self) {
-        // the agent keeps files for a while that may be asked for again
+        // The agent keeps files open for a while, because a program may use them again.
         within(SOON, "it is unmounted", || {
             self.machine.sh("umount /r/tmp/d").is_ok()
         });
@@ -199,9 +199,9 @@ impl Vm {
     }
 }
 
-/// A network namespace for the calling thread, with a bridge that has a tap.
+/// Moves the calling thread into a new network namespace that has a bridge with a tap.
 fn network() {
-    // SAFETY: only this thread gets another network namespace; no descriptors are unshared.
+    // SAFETY: only this thread changes its network namespace; file descriptors stay shared.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
     for words in [
         "link set lo up",
@@ -220,7 +220,7 @@ pub fn connect(port: u16) -> std::io::Result<TcpStream> {
     TcpStream::connect_timeout(&(GUEST, port).into(), Duration::from_secs(5))
 }
 
-/// A disk image with a file system that has what is in the folder.
+/// Creates a disk image with a file system that contains the folder.
 fn ext4(folder: &Path, name: &str, tree: &Path, size: usize) -> PathBuf {
     let image = folder.join(name);
     File::create(&image).unwrap().set_len(size as u64).unwrap();

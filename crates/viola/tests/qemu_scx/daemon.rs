@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola run` with sched_ext over real guests, and what goes wrong there.
+//! `viola run` with sched_ext over real VMs, and its faults.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,8 +9,7 @@ use viola_lab::Paths;
 
 use super::host::Host;
 
-/// The whole of the daemon's configuration: one guest is latency-sensitive and has twice the other's weight, which nobody
-/// but viola knows.
+/// The daemon's whole configuration. One VM is latency-sensitive and has twice the other's weight; only viola knows both.
 const CONFIG: &str = r#"[daemon]
 socket = "/tmp/v.sock"
 group = "root"
@@ -25,10 +24,10 @@ class = "ls"
 weight = 512
 "#;
 
-/// By when a thread that the daemon did not see being made belongs to its VM; the emulated host is slow.
+/// Timeout for a thread that the daemon did not see start to join its VM; the emulated host is slow.
 const FOUND: Duration = Duration::from_secs(30);
 
-/// What a guest does: it counts, and makes a process now and then.
+/// The guest's program: it counts, and starts a process now and then.
 const GUEST: &str = r#"#!/usr/bin/busybox sh
 i=0
 while :; do
@@ -37,7 +36,7 @@ while :; do
 done
 "#;
 
-/// Two guests on core 1.
+/// Two VMs on core 1.
 struct Bed {
     host: Host,
     begin: Instant,
@@ -63,7 +62,7 @@ impl Bed {
         bed
     }
 
-    /// For whoever looks at what takes its time.
+    /// Prints a step and the elapsed time.
     fn step(&self, what: &str) {
         println!("{:4.0} s  {what}", self.begin.elapsed().as_secs_f64());
     }
@@ -84,7 +83,7 @@ impl Bed {
         );
     }
 
-    /// Waits until the daemon has said this so often.
+    /// Waits until the daemon has logged this text `times` times.
     fn says(&self, what: &str, times: u32) {
         self.until(
             &format!("[ $(grep -c \"{what}\" /tmp/v.log) -ge {times} ]"),
@@ -101,7 +100,7 @@ impl Bed {
         self.host.sh("tail -n 30 /tmp/v.log; tail -n 5 /tmp/g1.log /tmp/g2.log; dmesg | tail -n 15; cat /sys/kernel/sched_ext/state")
     }
 
-    /// How many of the guests' threads the scheduler has, and how many it has not.
+    /// Number of the VMs' threads that sched_ext schedules, and of those that it does not.
     fn threads(&self) -> (usize, usize) {
         let text = self.host.sh(
             "for c in $(grep -lE '^(linux.uml|uml-userspace)' /proc/[0-9]*/comm); do \
@@ -111,7 +110,7 @@ impl Bed {
         (ours, text.lines().count() - ours)
     }
 
-    /// How far both guests came in two seconds.
+    /// Progress of both guests in two seconds.
     fn ticks(&self) -> [u64; 2] {
         let text = self
             .host
@@ -129,9 +128,9 @@ impl Bed {
         serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
     }
 
-    /// Both guests have what their weights say, by sched_ext.
+    /// Asserts that both VMs get their shares by weight, by sched_ext.
     fn assert_slices(&self) {
-        // One that was made while the daemon looked is found at its next look, and runs by the fair class until then.
+        // A thread that started during the daemon's scan is found by the next scan and runs in the fair class until then.
         let end = Instant::now() + FOUND;
         let (ours, others) = loop {
             match self.threads() {
@@ -144,7 +143,7 @@ impl Bed {
             "{ours} threads of {}",
             ours + others
         );
-        // A core that went took the guests' affinity with it; that they are on one core again is seen at the daemon's next look.
+        // A core that goes offline loses the VMs' affinity to it. The daemon's next scan sees that they are on one core again.
         let end = Instant::now() + FOUND;
         let list = loop {
             self.host.sh("sleep 2");
@@ -173,7 +172,7 @@ impl Bed {
         assert_eq!(self.host.state(), "enabled");
     }
 
-    /// Both guests go on, by the fair class.
+    /// Asserts that both VMs run in the fair class.
     fn assert_stock(&self) {
         let (ours, others) = self.threads();
         assert!(
@@ -210,7 +209,7 @@ fn real_guests_have_their_slices_by_the_daemon_whatever_happens_to_it() {
     let check = bed.ask("check");
     assert!(check.contains("slices: sched_ext  yes"), "{check}");
 
-    // Its core goes and comes back.
+    // The core goes offline and comes back.
     bed.host.sh("echo 0 >/sys/devices/system/cpu/cpu1/online");
     bed.says("core 1: back to stock scheduling, since", 1);
     bed.assert_stock();
@@ -218,7 +217,7 @@ fn real_guests_have_their_slices_by_the_daemon_whatever_happens_to_it() {
     bed.says("core 1: sched_ext on", 2);
     bed.assert_slices();
 
-    // The daemon is killed; the next one takes up again.
+    // The daemon is killed; the next one loads the scheduler again.
     bed.host.sh("kill -9 $(cat /tmp/v.pid); sleep 1");
     bed.step("killed");
     bed.assert_stock();
@@ -227,7 +226,7 @@ fn real_guests_have_their_slices_by_the_daemon_whatever_happens_to_it() {
     bed.says("core 1: sched_ext on", 1);
     bed.assert_slices();
 
-    // A program takes the core and the kernel's server for sched_ext is off: a thread waits for 5 s.
+    // A fair-class program occupies the core while the kernel's server for sched_ext is off: a thread waits for 5 s.
     bed.host.sh(
         "mount -t debugfs d /sys/kernel/debug; echo 0 >/sys/kernel/debug/sched/ext_server/cpu1/runtime; \
          (while :; do :; done) & echo $! >/tmp/hog; taskset -p 2 $! >/dev/null",
@@ -254,7 +253,7 @@ fn real_guests_have_their_slices_by_the_daemon_whatever_happens_to_it() {
     bed.assert_stock();
     let status = bed.ask("status");
     assert!(status.contains("running: eevdf"), "{status}");
-    // Somebody has seen to it.
+    // The operator has fixed the cause and starts slices again.
     bed.ask("start");
     bed.says("core 1: sched_ext on", 4);
     bed.assert_slices();
@@ -262,7 +261,7 @@ fn real_guests_have_their_slices_by_the_daemon_whatever_happens_to_it() {
         .sh("kill $(cat /tmp/v.pid); while [ -e /proc/$(cat /tmp/v.pid) ]; do sleep 0.1; done");
     bed.assert_stock();
 
-    // A kernel that takes no such program.
+    // This kernel refuses to load the scheduler.
     bed.host.sh(
         "mount -t securityfs s /sys/kernel/security; echo confidentiality >/sys/kernel/security/lockdown",
     );

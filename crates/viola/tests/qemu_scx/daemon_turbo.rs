@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola run` with sched_ext and `[turbo]` cores, over processes that look like QEMU with two vCPUs.
+//! `viola run` with sched_ext and `[turbo]` cores, over processes that look like QEMU VMs with two vCPUs.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ class = "turbo"
 struct Bed(Host);
 
 impl Bed {
-    /// Both vCPUs of each VM always want to run.
+    /// Both vCPUs of each VM are always runnable.
     fn boot() -> Self {
         let host = Host::boot_with("scx-turbo-run", 3, &[]);
         host.sh(&format!(
@@ -45,7 +45,7 @@ impl Bed {
         );
     }
 
-    /// Waits until the daemon has said this so often.
+    /// Waits until the daemon has logged this text `times` times.
     fn says(&self, what: &str, times: u32) {
         let said = self.0.sh(&format!(
             "n=0; until [ $(grep -c \"{what}\" /tmp/v.log) -ge {times} ]; do \
@@ -64,7 +64,7 @@ impl Bed {
         serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
     }
 
-    /// Time that the vCPUs of both VMs ran, ns: q1's first and second, then q2's. And which core each is on.
+    /// Run time (ns) and core of each vCPU: q1's first and second, then q2's.
     fn vcpus(&self) -> Vec<(u64, u32)> {
         let text = self.0.sh(
             "for q in q1 q2; do for p in /proc/[0-9]*; do case $(readlink $p/exe) in *qemu-system*) \
@@ -81,7 +81,8 @@ impl Bed {
         all
     }
 
-    /// The first vCPUs are on the turbo core, the others on the regular one, and of both together q1 has twice what q2 has.
+    /// Asserts that the first vCPUs are on the turbo core and the others on the regular one, and that q1 gets twice q2's share
+    /// of both together.
     fn assert_turbo(&self) {
         std::thread::sleep(Duration::from_secs(1));
         let before = self.vcpus();
@@ -119,7 +120,7 @@ fn vms_of_class_turbo_have_both_their_cores_by_sched_ext() {
     assert!(check.contains("turbo cores"), "{check}");
     assert!(!check.contains("it needs slots"), "{check}");
 
-    // The turbo core goes: the kernel ends the scheduler, and what is left goes on as ordinary slices, or stock.
+    // The turbo core goes offline. The kernel ends the scheduler, and the VMs continue with ordinary slices or stock scheduling.
     bed.0.sh("echo 0 >/sys/devices/system/cpu/cpu2/online");
     bed.says(
         "q1: stock scheduling: it has no turbo vCPU: core 2 is offline",
@@ -131,7 +132,7 @@ fn vms_of_class_turbo_have_both_their_cores_by_sched_ext() {
     bed.says("core 2: sched_ext on", 2);
     bed.assert_turbo();
 
-    // The daemon is killed: no thread is left to a scheduler that is gone.
+    // The daemon is killed: no thread may stay in the scheduler's class.
     let left = bed.0.sh(
         "kill -9 $(cat /tmp/v.pid); sleep 1; cat /sys/kernel/sched_ext/state; \
          for p in /proc/[0-9]*; do case $(readlink $p/exe) in *qemu-system*) cat $p/task/*/sched;; esac; done | grep -c 'ext.enabled.* 1$'",

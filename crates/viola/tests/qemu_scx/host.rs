@@ -8,7 +8,7 @@ use serde_json::Value;
 use viola_lab::qemu::{Image, Program, QemuVm, VmSpec};
 use viola_lab::testing::lab_program;
 
-/// How long a script may take on a busy machine.
+/// Timeout of a script on a busy machine.
 const SCRIPT_TIMEOUT: Duration = Duration::from_secs(600);
 
 pub struct Host {
@@ -18,12 +18,12 @@ pub struct Host {
 }
 
 impl Host {
-    /// Boots it with the program, and further ones at the paths that they have here.
+    /// Boots the host with the program and further programs at the same paths as here.
     pub fn boot(name: &str, further: &[PathBuf]) -> Self {
         Self::boot_with(name, 2, further)
     }
 
-    /// The same with so many CPUs.
+    /// The same with this number of CPUs.
     pub fn boot_with(name: &str, cpus: u32, further: &[PathBuf]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -43,7 +43,7 @@ impl Host {
         }
     }
 
-    /// A script in which `viola` is the program.
+    /// Runs a script in which `viola` is the program.
     pub fn sh(&self, script: &str) -> String {
         let script = format!("viola() {{ {} \"$@\"; }}; {script}", self.program.command());
         let output = self.machine.exec(&script, SCRIPT_TIMEOUT).unwrap();
@@ -55,13 +55,13 @@ impl Host {
         self.sh(&format!("/viola/bin/viola-lab internal stand {words}"))
     }
 
-    /// What each VM got (percent of the core), and how long the first one took to answer (p50, p99, us).
+    /// Share of each VM (percent of the core) and response times of the first one (p50, p99, us).
     pub fn run(&self, mechanism: &str, seconds: u32, vms: &str) -> Reading {
         self.run_on("1", mechanism, seconds, vms)
     }
 
-    /// The same with core 2, and core 1 as turbo core: of an interrupt that CPU 0 sends, CPU 1 hears at once, the others when it
-    /// is their turn to be emulated.
+    /// The same with core 2 as the regular and core 1 as the turbo core. CPU 1 receives an interrupt from CPU 0 at once; the
+    /// others receive it only when QEMU emulates them.
     pub fn run_turbo(&self, mechanism: &str, seconds: u32, vms: &str) -> Reading {
         self.run_on("2,1", mechanism, seconds, vms)
     }
@@ -100,18 +100,18 @@ impl Host {
 #[derive(Debug)]
 pub struct Reading {
     pub shares: Vec<f64>,
-    /// What the first thread of each got; of a VM with a turbo vCPU that one.
+    /// Share of the first thread of each VM, which is the turbo vCPU if there is one.
     pub turbo: Vec<f64>,
     /// Decisions of the scheduler, by core.
     pub decisions: Vec<u64>,
-    /// How often the first one answered.
+    /// Number of answers of the first VM.
     pub answers: u64,
     pub p50_us: f64,
     pub p99_us: f64,
 }
 
 impl Reading {
-    /// Every VM has its share of the core, within a point and a half.
+    /// Asserts that every VM has its share of the core, within 1.5 points.
     pub fn assert_shares(&self, wanted: &[f64]) {
         assert_eq!(self.shares.len(), wanted.len());
         for (got, wanted) in self.shares.iter().zip(wanted) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The mechanism itself, with processes that stand for VMs.
+//! The scheduler itself, with processes that stand for VMs.
 
 use super::host::Host;
 
@@ -17,11 +17,11 @@ fn the_latency_sensitive_vm_answers_sooner_and_all_have_their_shares() {
     let both = format!("{ours:?}, stock {stock:?}");
     assert!(ours.p99_us < stock.p99_us / 2.0, "{both}");
     assert!(ours.p50_us < stock.p50_us / 2.0, "{both}");
-    // Without its timers a slice ends at the kernel's tick, whatever its length.
+    // Without the scheduler's timers a slice ends only at the kernel's tick.
     let tick = host.run("tick", 3, busy);
     assert!(ours.p99_us < tick.p99_us, "{ours:?}, {tick:?}");
     let [stock, ours] = ["stock", "sched_ext"].map(|m| host.run(m, 4, idle));
-    // It has micro credit whenever it wakes.
+    // The VM has micro credit at each wake-up.
     let both = format!("{ours:?}, stock {stock:?}");
     assert!(
         ours.p99_us < 1_000.0 && ours.p99_us < stock.p99_us * 1.25,
@@ -37,7 +37,7 @@ fn the_latency_sensitive_vm_answers_sooner_and_all_have_their_shares() {
     alone.assert_shares(&[30.0]);
     let threads = host.run("sched_ext", 3, "batch:spin,threads=3 batch:spin");
     threads.assert_shares(&[50.0, 50.0]);
-    // A weight next to nothing: the kernel would end a scheduler that lets it wait for 5 s.
+    // A tiny weight. The kernel ends a scheduler that lets a thread wait for 5 s.
     let light = host.run(
         "sched_ext",
         8,
@@ -80,14 +80,14 @@ fn whatever_ends_it_the_vms_go_on_in_the_fair_class() {
         second.contains("viola is loaded, and there can be only one"),
         "{second}"
     );
-    // One that somebody sends to a core without a plan leaves its own to the other.
+    // When a VM's thread moves to a core without a plan, the other VM gets its share of the old core.
     let moved = host.sh(
         "set -- $(sed -n 's/pids //p' /tmp/k); taskset -p 1 $1; sleep 0.2; /viola/bin/viola-lab internal stand policies $2; \
          sleep 2; /viola/bin/viola-lab internal stand policies $2; taskset -p 2 $1",
     );
     let seen = policies(&moved);
     assert!(seen[1].1 - seen[0].1 > 1_900_000_000, "{moved}");
-    // Stopped for long it goes on: the kernel has all it needs.
+    // A loader that is stopped for long keeps the scheduler: the kernel has all that it needs.
     let stopped = host.sh(
         "kill -STOP $(cat /tmp/pid); sleep 7; cat /sys/kernel/sched_ext/state; kill -CONT $(cat /tmp/pid)",
     );
@@ -117,7 +117,7 @@ fn whatever_ends_it_the_vms_go_on_in_the_fair_class() {
         "{restored}"
     );
 
-    // One VM is never run: the kernel's watchdog.
+    // The scheduler never runs one VM: the kernel's watchdog ends it.
     let ejected = host.stand("eject 1");
     println!("{ejected}");
     assert!(ejected.contains("a thread had waited for 5 s"), "{ejected}");
@@ -131,7 +131,7 @@ fn whatever_ends_it_the_vms_go_on_in_the_fair_class() {
         .unwrap();
     assert!(ran.parse::<u32>().unwrap() > 700, "{ejected}");
 
-    // What the host is told, with a kernel that takes the scheduler and with one that has begun to refuse it.
+    // The output of `viola check` with a kernel that accepts the scheduler and with one that has begun to refuse it.
     let check =
         "printf '[slices]\\ncores = \"1\"\\n' >/tmp/v.toml; viola check --config /tmp/v.toml";
     let said = host.sh(check);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A turbo core by the scheduler: four VMs with two vCPUs on core 2, whose first ones are on core 1 in slots of 0.1 ms.
+//! A turbo core in the scheduler: four VMs with two vCPUs each. The second vCPUs run on core 2, the first ones on core 1 in
+//! slots of 0.1 ms.
 
 use super::host::Host;
 
-/// Equal shares of what the first VM and all others run: its interrupts take `turbo` percent of a core, the regular core is
-/// always busy.
+/// The equal share of each VM over both cores: interrupts take `turbo` percent of a core, and the regular core is always busy.
 fn fair(turbo: f64) -> f64 {
     (100.0 + turbo) / 4.0
 }
@@ -18,30 +18,31 @@ fn interrupts_wait_for_no_turn_and_are_paid_for_on_the_regular_core() {
     let both = format!("{ours:?}, stock {stock:?}");
     assert!(ours.p99_us < stock.p99_us / 3.0, "{both}");
     assert!(ours.p50_us < stock.p50_us / 3.0, "{both}");
-    // Nothing is decided for a turbo vCPU that sleeps: to give it the core, and when it has answered.
+    // A sleeping turbo vCPU costs no decisions: only giving it the core and the end of its answer do.
     assert!(ours.decisions[1] < 4 * ours.answers + 20, "{both}");
 
-    // The turbo vCPUs of the three others always want to run: a slot of each, and what a decision costs here, as much again.
+    // The turbo vCPUs of the three others are always runnable: each runs for a slot, and a decision costs as much again here.
     let flooded = "turbo:idle turbo:spin turbo:spin turbo:spin";
     let [stock, ours] = ["stock", "sched_ext"].map(|m| host.run_turbo(m, 2, flooded));
     let both = format!("{ours:?}, stock {stock:?}");
     assert!(ours.p50_us < stock.p50_us / 2.0, "{both}");
-    // The second longest of some 150: how much less it is `make bench-scx` measures.
+    // The p99 is the second longest of some 150 answers; `make bench-scx` measures the gain.
     assert!(ours.p99_us < stock.p99_us, "{both}");
 
-    // What the first has of the turbo core it has less of the other: FS^R = FS - td. Its interrupts take 15 % of a core, less
-    // what its own sleeping takes too long, and deciding for each of them as much as that again in this guest.
+    // A VM's use of the turbo core reduces its share of the regular one: FS^R = FS - td. Its interrupts take 15 % of a core,
+    // less what its sleep overruns, and in this guest the decisions for them take as much again.
     let ours = host.run_turbo("sched_ext", 8, "turbo:150 turbo:idle turbo:idle turbo:idle");
     assert!((10.0..30.0).contains(&ours.turbo[0]), "{ours:?}");
     ours.assert_shares(&[fair(ours.turbo[0]); 4]);
 
-    // Both cores by weight.
+    // Weights apply to both cores.
     let weights = "turbo:spin,reserve=0,weight=512 turbo:spin turbo:spin turbo:spin";
     let ours = host.run_turbo("sched_ext", 3, weights);
     ours.assert_shares(&[80.0, 40.0, 40.0, 40.0]);
 
-    // One wants all of the turbo core and nobody else any. By the papers' rule it has that, and 1 ms of each 150 of the regular
-    // core; with a reserve of 40 % it has 60 % of its share there and the rest where its programs are.
+    // One VM always wants the turbo core and no other does. By the papers' rule it gets the turbo core and 1 ms in each 150 ms
+    // of the regular one. With a reserve of 40 % it gets 60 % of its share on the turbo core and the rest on the core of its
+    // programs.
     let greedy = "turbo:spin,reserve=0 turbo:idle turbo:idle turbo:idle";
     let ours = host.run_turbo("sched_ext", 3, greedy);
     assert!(ours.turbo[0] > 90.0, "{ours:?}");
@@ -52,7 +53,7 @@ fn interrupts_wait_for_no_turn_and_are_paid_for_on_the_regular_core() {
     assert!((ours.turbo[0] - part).abs() < 2.0, "{ours:?}");
     ours.assert_shares(&[fair(ours.turbo[0]); 4]);
 
-    // A cap holds over both cores together.
+    // A cap applies to the sum over both cores.
     let capped = "turbo:spin,reserve=0,cap=300 turbo:idle";
     let ours = host.run_turbo("sched_ext", 3, capped);
     assert!((ours.shares[0] - 30.0).abs() < 3.0, "{ours:?}");
@@ -62,7 +63,7 @@ fn interrupts_wait_for_no_turn_and_are_paid_for_on_the_regular_core() {
 #[ignore = "boots an emulated PC: make test-beds"]
 fn a_turbo_core_ends_with_the_scheduler() {
     let host = Host::boot_with("scx-turbo-end", 3, &[]);
-    // The loader is killed: all threads are in the fair class at once, those on the turbo core too.
+    // The loader is killed: all threads are in the fair class at once, also those on the turbo core.
     let killed = host.sh(
         "/viola/bin/viola-lab internal stand run sched_ext 2,1 600 turbo:spin turbo:spin </dev/null >/tmp/k 2>&1 & \
          echo $! >/tmp/pid; while ! grep -q enabled /sys/kernel/sched_ext/state; do sleep 0.2; done; sleep 1; \
@@ -77,7 +78,7 @@ fn a_turbo_core_ends_with_the_scheduler() {
         let span = ran(lines[5 + vm]) - ran(lines[3 + vm]);
         assert!(span > 1_500_000_000, "half of two cores for 2 s: {killed}");
     }
-    // A turbo core goes: the kernel ends the scheduler, and says so.
+    // A turbo core goes offline: the kernel ends the scheduler and logs that.
     let gone = host.sh(
         "/viola/bin/viola-lab internal stand run sched_ext 2,1 8 turbo:spin turbo:spin </dev/null >/tmp/k 2>&1 & \
          P=$!; while ! grep -q enabled /sys/kernel/sched_ext/state; do sleep 0.2; done; sleep 1; \
@@ -85,7 +86,7 @@ fn a_turbo_core_ends_with_the_scheduler() {
          echo 1 >/sys/devices/system/cpu/cpu1/online",
     );
     assert!(gone.starts_with("disabled"), "{gone}");
-    // What it got until then and in the fair class afterwards.
+    // The share until then and afterwards in the fair class.
     assert!(gone.contains("shares_percent"), "{gone}");
     let again = host.run_turbo("sched_ext", 2, "turbo:spin,reserve=0 turbo:spin");
     again.assert_shares(&[100.0; 2]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A VM whose agent asks a host for pipes.
+//! A VM whose agent requests pipes from a host.
 #![allow(dead_code)]
 
 use std::io::Write;
@@ -59,7 +59,7 @@ impl Bed {
         }
     }
 
-    /// As the agent does it; the whole file.
+    /// Starts a pipe for the whole file, as the agent does.
     pub fn start(&self, pipe: PipeId, guest: &TcpStream) {
         let extracted = extract(guest.as_fd()).unwrap();
         self.start_with(pipe, to_wire(extracted.detach()).unwrap());
@@ -90,7 +90,7 @@ impl Bed {
         self.pipes.start(spec).unwrap();
     }
 
-    /// Out of the VM's socket.
+    /// Extracts the connection from the VM's socket.
     pub fn extracted(&self, guest: &TcpStream) -> Endpoint {
         let extracted = extract(guest.as_fd()).unwrap();
         Endpoint::Connection {
@@ -99,7 +99,7 @@ impl Bed {
         }
     }
 
-    /// A part of the file that these bytes of the disk are.
+    /// The part of the file that lies in these bytes of the disk.
     pub fn part(&self, disk: std::ops::Range<u64>, offset: u64) -> Endpoint {
         let length = disk.end - disk.start;
         let extent = Extent {
@@ -115,7 +115,7 @@ impl Bed {
         })
     }
 
-    /// Bytes of the disk.
+    /// Content of the disk.
     pub fn disk(&self, bytes: std::ops::Range<u64>) -> Vec<u8> {
         let mut got = vec![0; (bytes.end - bytes.start) as usize];
         let Endpoint::File(part) = self.part(bytes, 0) else {
@@ -125,7 +125,7 @@ impl Bed {
         got
     }
 
-    /// Waits until so many are counted as over: the counts come a moment after the agent is told.
+    /// Waits until `over` transfers are counted as ended: the counters follow a moment after the message to the agent.
     pub fn wait_for_ended(&self, over: u64) -> PipeStats {
         let begun = Instant::now();
         loop {
@@ -138,7 +138,7 @@ impl Bed {
         }
     }
 
-    /// The next thing that is said to the agent, but for progress.
+    /// The next message to the agent, except for progress.
     pub fn reply(&self) -> PipeReply {
         let begun = Instant::now();
         loop {
@@ -154,7 +154,7 @@ impl Bed {
         }
     }
 
-    /// Takes a connection back as the agent does it; what was sent.
+    /// Restores a connection as the agent does. Returns the number of bytes sent.
     pub fn restore_and_confirm(&self, pipe: PipeId, guest: &TcpStream) -> u64 {
         let PipeReply::Finished {
             sink: Some(connection),
@@ -165,7 +165,7 @@ impl Bed {
         else {
             panic!("the connection does not come back");
         };
-        // the VM is slow
+        // The VM is slow.
         std::thread::sleep(Duration::from_millis(20));
         restore(guest, *connection);
         self.pipes.restored(pipe);
@@ -185,11 +185,11 @@ impl Bed {
     }
 }
 
-/// `tcpi_total_retrans`: segments that a socket had to send again.
+/// `tcpi_total_retrans`: number of segments that a socket has retransmitted.
 pub fn retransmitted_segments(socket: &TcpStream) -> u32 {
     let mut info = [0u8; 104];
     let mut size = info.len() as u32;
-    // SAFETY: the buffer is ours and of the size given.
+    // SAFETY: the buffer is ours and has the given size.
     let done = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -203,7 +203,7 @@ pub fn retransmitted_segments(socket: &TcpStream) -> u32 {
     u32::from_ne_bytes(info[100..104].try_into().unwrap())
 }
 
-/// Into the VM's socket again.
+/// Restores the connection into the VM's socket.
 pub fn restore(guest: &TcpStream, connection: Connection) {
     disconnect_silently(guest.as_fd()).unwrap();
     let state = from_wire(connection);

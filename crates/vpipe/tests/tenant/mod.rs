@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A VM (here a network namespace) behind its tap on a bridge, and a client on the same bridge.
+//! A VM (a network namespace) behind its tap on a bridge, and a client on the same bridge.
 #![allow(dead_code)]
 
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -15,24 +15,24 @@ const GUEST: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
 pub const CLIENT: [u8; 6] = [0x52, 0x54, 0, 0, 0, 3];
 const PORT: u16 = 8080;
 
-/// Of iproute2, in the network namespace of whoever calls it.
+/// A tool of iproute2. It acts on the caller's network namespace.
 pub const BRIDGE: &str = "/usr/sbin/bridge";
 pub const IP: &str = "/usr/sbin/ip";
 
-/// Runs a tool that must succeed.
+/// Runs a tool and asserts that it succeeds.
 pub fn tool(tool: &str, words: &str) {
     let output = Command::new(tool).args(words.split(' ')).output().unwrap();
     assert!(output.status.success(), "{tool} {words}: {output:?}");
 }
 
-/// A bridge of the host with a VM and a client on it.
+/// A host's bridge with a VM and a client on it.
 pub struct Tenant {
     guest: Netns,
     pub client: Netns,
     pub vm_netns: VmNetns,
     pub hold_queue: Option<HoldQueue>,
     tap: u32,
-    /// Cap in bytes a second.
+    /// Cap in bytes per second.
     pub max_bytes_per_s: Option<u64>,
     _programs: AttachedPrograms,
 }
@@ -48,7 +48,7 @@ impl Tenant {
         Self::on(&bridge, None, host, steering, name)
     }
 
-    /// On a bridge that is there. In a VLAN of it the VM's frames have no tags, and the client's have.
+    /// Uses an existing bridge. In a VLAN of it the VM's frames are untagged and the client's are tagged.
     pub fn on(
         bridge: &str,
         vlan: Option<u16>,
@@ -115,7 +115,7 @@ impl Tenant {
         }
     }
 
-    /// What the host sends with for this VM, of which there can be one.
+    /// The transfer engine for this VM. A VM can have only one.
     pub fn pipes(&mut self, steering: &Steering) -> Pipes {
         let resources = PipeResources {
             flows: steering.flows().descriptor().unwrap().into(),
@@ -133,7 +133,7 @@ impl Tenant {
         netns.run(|| Pipes::spawn(resources).unwrap()).unwrap()
     }
 
-    /// A client that has asked the VM; the VM's socket, and how its connection is called.
+    /// A connection of a client to the VM: the client's socket, the VM's socket, and the flow.
     pub fn connect(&self, ipv4: bool) -> (TcpStream, TcpStream, Flow) {
         let server: IpAddr = match ipv4 {
             true => [10, 66, 0, 2].into(),
@@ -162,7 +162,7 @@ impl Tenant {
     }
 }
 
-/// Bytes that follow from the seed.
+/// Pseudo-random bytes; the seed determines them.
 pub fn noise(size: usize, seed: u32) -> Vec<u8> {
     let mut word = seed | 1;
     (0..size)

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use viola_cli::client::{Client, ClientError};
 use viola_proto::{Check, ClassSetting, Status, VmList};
 
-/// The server on a socket of its own, with a test's control loop.
+/// An HTTP server on its own socket whose control loop is a closure of the test.
 struct Served {
     _dir: tempfile::TempDir,
     socket: PathBuf,
@@ -42,7 +42,7 @@ impl Served {
     fn raw(&self, bytes: &[u8]) -> String {
         let mut s = UnixStream::connect(&self.socket).unwrap();
         s.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        // The server may close the connection before all is sent.
+        // The server may close the connection before the client has sent all bytes.
         let _ = s.write_all(bytes);
         let _ = s.shutdown(std::net::Shutdown::Write);
         let mut answer = Vec::new();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Runs `script` in place of the process, and looks for pid files in `folder`.
+/// Runs `script` instead of the client process and looks for pid files in `folder`.
 fn launch(folder: &Path, script: &str) -> Launch {
     let sleeper = folder.join("libvirtd");
     let _ = std::os::unix::fs::symlink("/bin/sleep", &sleeper);
@@ -12,7 +12,7 @@ fn launch(folder: &Path, script: &str) -> Launch {
     }
 }
 
-/// A process with the name of libvirt's daemon.
+/// A process with the name of the libvirt daemon.
 struct Daemon(Child);
 
 impl Daemon {
@@ -89,7 +89,7 @@ fn events_are_taken_and_a_closed_connection_is_opened_again() {
     until("gone", || libvirt.shown().why == "it has ended");
     assert!(libvirt.take_changed());
     assert!(libvirt.domains().is_none());
-    // A daemon that closed the connection is about to end. A new connection would make systemd start another one.
+    // A daemon that closed the connection is about to exit. A new connection would make systemd start another daemon.
     std::thread::sleep(3 * MIN_RETRY_DELAY);
     assert!(!libvirt.shown().connected, "asked while it ends");
     assert_eq!(libvirt.shown().why, "it has ended");
@@ -110,7 +110,7 @@ fn a_killed_process_is_started_again_and_the_last_one_ends_with_the_daemon() {
     let number = || -> Option<i32> { std::fs::read_to_string(&pid).ok()?.trim().parse().ok() };
     until("connected", || libvirt.shown().connected);
     let first = number().unwrap();
-    // SAFETY: a plain system call on a process of this test.
+    // SAFETY: a plain system call on a child process of this test.
     unsafe { libc::kill(first, libc::SIGKILL) };
     until("another one", || {
         number().is_some_and(|n| n != first) && libvirt.shown().connected

@@ -38,7 +38,7 @@ fn two_guests_with_one_address_in_one_network_are_both_left_out() {
         nic("a", "br0", 1),
         nic("b", "br0", 2),
         nic("c", "br0", 1),
-        // The same address in another network belongs to another guest.
+        // The same MAC address in another network belongs to another guest.
         nic("d", "br1", 1),
     ];
     manager.leave_out_duplicates();
@@ -91,7 +91,7 @@ fn vfs_of_a_nic_that_is_gone_are_lost_once() {
     assert!(manager.pools[0].why.is_some());
     assert_eq!(manager.journal.entries(), []);
     assert_eq!(manager.totals.lost, 2);
-    // A second check loses nothing more, and decides nothing about the missing NIC.
+    // A second check loses no further VF and decides nothing about the missing NIC.
     manager.check_pools(&[]);
     manager.decide();
     assert_eq!((manager.totals.lost, manager.totals.granted), (2, 0));

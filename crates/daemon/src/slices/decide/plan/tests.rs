@@ -144,7 +144,7 @@ fn a_cap_is_divided_among_the_cores_that_the_vm_uses() {
             .collect()
     };
     assert_eq!(caps(&c), [Some(300), Some(300)]);
-    // The quota of each vCPU counts as often as vCPUs are there.
+    // vcpu_quota counts once for each of the VM's vCPUs on the core.
     c.vcpu_quota = Some(140);
     assert_eq!(caps(&c), [Some(140), Some(280)]);
     c.cap_permille = Some(3000);
@@ -235,7 +235,7 @@ fn service_threads_go_with_the_first_vcpu_that_they_can_reach() {
     };
     assert_eq!(tids(0), [10, 15]);
     assert_eq!(tids(1), [11, 16]);
-    // 16 is where it belongs, 17 is left to its own core of the host's.
+    // Thread 16 may run only on its vCPU's core and needs no pin. Thread 17 may run only on core 0, which the host keeps.
     assert_eq!(d.pins, [(thread(10, 15), cpus("1"))].into_iter().collect());
 }
 
@@ -404,7 +404,7 @@ proptest! {
                 } else {
                     prop_assert!(c.blocked.is_none());
                     prop_assert_eq!(on.len(), 1);
-                    // Real-time on this core, so on no other.
+                    // A thread that is real-time on this core must not be real-time on another one.
                     prop_assert_eq!(now, &[on[0]].into_iter().collect::<CpuSet>());
                 }
             }

@@ -94,7 +94,7 @@ fn when_the_turbo_core_is_offline_the_vm_runs_as_the_others_and_is_told_why() {
 fn the_first_vcpu_of_an_io_vm_is_on_the_turbo_core_and_the_other_on_the_regular_one() {
     let (mut a, b) = (vm("a", 10, &[&[0, 1], &[0, 1]]), vm("b", 20, &[&[1]]));
     serve(&mut a, 15);
-    // Guest processes, one made by each vCPU.
+    // The guest processes: each vCPU creates one.
     a.vcpus[0].threads.push(thread(98, 98));
     a.vcpus[1].threads.push(thread(99, 99));
     let d = draft(
@@ -215,7 +215,7 @@ fn a_vm_without_a_turbo_vcpu_that_may_only_run_on_a_turbo_core_runs_in_the_gaps(
     let d = draft("1", "2", None, &cs);
     let classes: Vec<_> = core(&d, 2).vms.iter().map(|v| v.params.class).collect();
     assert_eq!(classes, [Class::Ls, Class::Batch]);
-    // Not where the host has the gaps.
+    // With a budget the host uses the gaps, so the VM without a turbo vCPU gets none.
     assert_eq!(core(&draft("1", "2", Some(500), &cs), 2).vms.len(), 1);
 }
 
