@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use viola_handover::{
     Error, SocketBuffers, TcpState, disconnect_silently, extract, restore, restore_in_place,
 };
-use wire::{Way, Wire};
+use wire::{Route, Wire};
 
 const PORT: u16 = 8080;
 
@@ -62,7 +62,7 @@ impl Talk {
     fn receive(&mut self, mut stream: &TcpStream) -> bool {
         let mut bytes = [0; 65536];
         match stream.read(&mut bytes) {
-            Ok(0) => panic!("an end after {} bytes", self.received),
+            Ok(0) => panic!("the connection ended after {} bytes", self.received),
             Ok(got) => {
                 for (i, &one) in bytes[..got].iter().enumerate() {
                     let at = self.received + i as u64;
@@ -78,7 +78,7 @@ impl Talk {
 }
 
 /// A client that sends and receives until the flag is set; its thread returns the bytes sent and received and the stream.
-fn chatter(client: TcpStream) -> (Arc<AtomicBool>, JoinHandle<(u64, u64, TcpStream)>) {
+fn start_client(client: TcpStream) -> (Arc<AtomicBool>, JoinHandle<(u64, u64, TcpStream)>) {
     let end = Arc::new(AtomicBool::new(false));
     let stop = end.clone();
     client.set_nonblocking(true).unwrap();
@@ -101,14 +101,14 @@ fn chatter(client: TcpStream) -> (Arc<AtomicBool>, JoinHandle<(u64, u64, TcpStre
 }
 
 /// Extracts the connection from one socket and restores it into the other. The wire drops its packets meanwhile.
-fn hand(wire: &Wire, from: &OwnedFd, to: &OwnedFd, way: Way) -> TcpState {
-    wire.lead(Way::Nowhere);
+fn hand_over(wire: &Wire, from: &OwnedFd, to: &OwnedFd, way: Route) -> TcpState {
+    wire.route_to(Route::Nowhere);
     let state = extract(from.as_fd()).unwrap().detach();
     disconnect_silently(from.as_fd()).unwrap();
     // The timers of the old socket ran until the disconnect.
     wire.settle();
     let ready = restore(to.as_fd(), &state).unwrap();
-    wire.lead(way);
+    wire.route_to(way);
     ready.activate().unwrap();
     state
 }
@@ -116,7 +116,7 @@ fn hand(wire: &Wire, from: &OwnedFd, to: &OwnedFd, way: Way) -> TcpState {
 fn cycles(client: &str, server: &str, loss: u32, count: usize) {
     let (wire, client, server) = connected(client, server);
     let address = server.local_addr().unwrap();
-    let (end, chatter) = chatter(client);
+    let (end, chatter) = start_client(client);
     wire.lose(loss);
     server.set_nonblocking(true).unwrap();
     let old = OwnedFd::from(server.try_clone().unwrap());
@@ -134,7 +134,7 @@ fn cycles(client: &str, server: &str, loss: u32, count: usize) {
         let begun = Instant::now();
         while talk.sent < wanted.0 || talk.received < wanted.1 {
             let moved = talk.send(stream, 5000) | talk.receive(stream);
-            assert!(begun.elapsed() < Duration::from_secs(20), "nothing moves");
+            assert!(begun.elapsed() < Duration::from_secs(20), "no byte arrives");
             if !moved {
                 std::thread::sleep(Duration::from_micros(100));
             }
@@ -142,7 +142,7 @@ fn cycles(client: &str, server: &str, loss: u32, count: usize) {
     };
     for round in 0..count {
         speak(&mut talk, &server, 40_000);
-        let state = hand(&wire, &old, &other, Way::New);
+        let state = hand_over(&wire, &old, &other, Route::New);
         assert_eq!(
             (state.local, state.peer.is_ipv4()),
             (address, address.is_ipv4()),
@@ -151,12 +151,12 @@ fn cycles(client: &str, server: &str, loss: u32, count: usize) {
         assert!(state.sack && state.timestamp.is_some() && state.window_scale.is_some());
         queued += state.queued() + state.unread.len();
         speak(&mut talk, &there, 40_000);
-        let state = hand(&wire, &other, &old, Way::Old);
+        let state = hand_over(&wire, &other, &old, Route::Old);
         queued += state.queued() + state.unread.len();
         // The next round needs a socket that was never bound.
         disconnect_silently(other.as_fd()).unwrap();
     }
-    assert!(queued > 0, "never was anything under way");
+    assert!(queued > 0, "no hand-over had bytes in its queues");
     wire.lose(0);
     end.store(true, Ordering::SeqCst);
     let (sent, received, client) = chatter.join().unwrap();
@@ -172,25 +172,25 @@ fn cycles(client: &str, server: &str, loss: u32, count: usize) {
         rest.receive(&client);
         assert!(
             begun.elapsed() < Duration::from_secs(90),
-            "the rest does not come"
+            "the remaining bytes do not arrive"
         );
         std::thread::sleep(Duration::from_micros(200));
     }
-    assert_eq!(wire.strays(), [], "somebody spoke who had to be silent");
+    assert_eq!(wire.strays(), [], "a disconnected end sent packets");
 }
 
 #[test]
-fn a_connection_goes_there_and_back_while_bytes_flow_both_ways() {
+fn a_connection_moves_there_and_back_while_bytes_flow_both_ways() {
     cycles("10.99.0.1", "10.99.0.2", 0, 15);
 }
 
 #[test]
-fn the_same_over_ipv6() {
+fn a_connection_moves_over_ipv6() {
     cycles("fd99::1", "fd99::2", 0, 8);
 }
 
 #[test]
-fn the_same_with_lost_packets() {
+fn a_connection_moves_with_packet_loss() {
     cycles("10.99.0.1", "10.99.0.2", 20, 4);
 }
 
@@ -220,7 +220,7 @@ fn buffers(stream: &TcpStream) -> SocketBuffers {
 }
 
 #[test]
-fn a_connection_comes_back_into_the_socket_that_it_has_left() {
+fn a_connection_returns_to_its_original_socket() {
     let (wire, mut client, mut server) = connected("10.99.0.1", "10.99.0.2");
     let address = server.local_addr().unwrap();
     client
@@ -237,13 +237,13 @@ fn a_connection_comes_back_into_the_socket_that_it_has_left() {
             client.write_all(b"early").unwrap();
             while server.peek(&mut five).unwrap() < 5 {}
         }
-        wire.lead(Way::Nowhere);
+        wire.route_to(Route::Nowhere);
         let state = extract(server.as_fd()).unwrap().detach();
         assert_eq!(state.buffers, own, "round {round}");
         wire.settle();
         let other = wire.new.socket(address);
         let ready = restore(other.as_fd(), &state).unwrap();
-        wire.lead(Way::New);
+        wire.route_to(Route::New);
         ready.activate().unwrap();
         let mut there = TcpStream::from(other);
         there.write_all(b"there").unwrap();
@@ -256,13 +256,13 @@ fn a_connection_comes_back_into_the_socket_that_it_has_left() {
         while viola_handover::unacknowledged_bytes(there.as_fd()).unwrap() > 0 {
             std::thread::sleep(Duration::from_micros(100));
         }
-        wire.lead(Way::Nowhere);
+        wire.route_to(Route::Nowhere);
         let back = extract(there.as_fd()).unwrap().detach();
         assert_eq!(back.unread.is_empty(), round % 3 == 0, "round {round}");
         disconnect_silently(there.as_fd()).unwrap();
         wire.settle();
         let ready = restore_in_place(server.as_fd(), &back, own).unwrap();
-        wire.lead(Way::Old);
+        wire.route_to(Route::Old);
         ready.activate().unwrap();
         let now = buffers(&server);
         assert_eq!(
@@ -280,19 +280,19 @@ fn a_connection_comes_back_into_the_socket_that_it_has_left() {
             assert_eq!(&five, b"hello");
         }
     }
-    assert_eq!(wire.strays(), [], "somebody spoke who had to be silent");
+    assert_eq!(wire.strays(), [], "a disconnected end sent packets");
 }
 
 #[test]
-fn buffers_that_have_to_be_larger_are_made_so() {
+fn buffers_grow_to_the_restored_size() {
     let (wire, mut client, server) = connected("10.99.0.1", "10.99.0.2");
-    wire.lead(Way::Nowhere);
+    wire.route_to(Route::Nowhere);
     let mut state = extract(server.as_fd()).unwrap().detach();
     let own = state.buffers;
     // The state comes from a socket whose receive buffer has grown.
     state.buffers.receive = 3 * own.receive;
     let ready = restore_in_place(server.as_fd(), &state, own).unwrap();
-    wire.lead(Way::Old);
+    wire.route_to(Route::Old);
     ready.activate().unwrap();
     assert_eq!(buffers(&server).receive, state.buffers.receive);
     assert_eq!(buffers(&server).locked, own.locked);
@@ -301,7 +301,7 @@ fn buffers_that_have_to_be_larger_are_made_so() {
 }
 
 #[test]
-fn whoever_does_not_keep_what_was_taken_goes_on() {
+fn a_connection_continues_when_its_extracted_state_is_dropped() {
     let (_wire, mut client, mut server) = connected("10.99.0.1", "10.99.0.2");
     server.write_all(b"before").unwrap();
     let mut six = [0; 6];
@@ -317,19 +317,19 @@ fn whoever_does_not_keep_what_was_taken_goes_on() {
 }
 
 #[test]
-fn a_fin_of_the_peer_is_told() {
+fn a_fin_of_the_peer_is_reported() {
     let (wire, client, server) = connected("10.99.0.1", "10.99.0.2");
     client.shutdown(Shutdown::Write).unwrap();
     let mut none = [0; 1];
     assert_eq!((&server).read(&mut none).unwrap(), 0);
-    wire.lead(Way::Nowhere);
+    wire.route_to(Route::Nowhere);
     let state = extract(server.as_fd()).unwrap().detach();
     assert!(state.peer_finished);
     // The server can still send to the client.
     disconnect_silently(server.as_fd()).unwrap();
     let socket = wire.new.socket(state.local);
     let ready = restore(socket.as_fd(), &state).unwrap();
-    wire.lead(Way::New);
+    wire.route_to(Route::New);
     ready.activate().unwrap();
     TcpStream::from(socket).write_all(b"still here").unwrap();
     let mut ten = [0; 10];
@@ -338,7 +338,7 @@ fn a_fin_of_the_peer_is_told() {
 }
 
 #[test]
-fn what_is_no_established_connection_is_refused_and_left_alone() {
+fn a_socket_without_an_established_connection_is_refused_unchanged() {
     let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
     udp.connect("127.0.0.1:9").unwrap();
     assert!(extract(udp.as_fd()).is_err());

@@ -10,11 +10,11 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
 use viola_handover::{disconnect_silently, extract, restore};
-use wire::{Way, Wire};
+use wire::{Route, Wire};
 
 /// Attaches a classic BPF filter to a socket that drops the segment with this sequence number. The kernel runs it in
 /// tcp_filter(), on the segment from the TCP header on.
-fn be_deaf_to(stream: &TcpStream, number: u32) {
+fn drop_segment(stream: &TcpStream, number: u32) {
     let code = [
         // The word at offset 4 is the sequence number. The filter drops the segment on a match and passes all of it otherwise.
         (0x20, 0, 0, 4),
@@ -41,7 +41,7 @@ fn be_deaf_to(stream: &TcpStream, number: u32) {
 }
 
 /// The number of segments that the peer has acknowledged selectively (SACK) behind a gap.
-fn behind_a_gap(stream: &TcpStream) -> u32 {
+fn segments_behind_gap(stream: &TcpStream) -> u32 {
     let (mut info, mut size) = ([0_u32; 10], 40);
     // SAFETY: the kernel writes at most 40 bytes of tcp_info, for which there is room, and the size.
     let done = unsafe {
@@ -59,7 +59,7 @@ fn behind_a_gap(stream: &TcpStream) -> u32 {
 }
 
 #[test]
-fn what_has_come_behind_a_gap_is_as_if_it_had_not() {
+fn data_behind_a_gap_is_dropped_and_retransmitted() {
     let server: IpAddr = "10.99.0.2".parse().unwrap();
     let wire = Wire::new("10.99.0.1".parse().unwrap(), server);
     let address = SocketAddr::new(server, 8080);
@@ -71,26 +71,29 @@ fn what_has_come_behind_a_gap_is_as_if_it_had_not() {
         let taken = extract(old.as_fd()).unwrap();
         taken.state().rcv_nxt
     };
-    be_deaf_to(&old, number);
+    drop_segment(&old, number);
     let bytes: Vec<u8> = (0..200_000_u32).map(|at| (at * 7 / 3) as u8).collect();
     let sent = bytes.clone();
     let mut writer = client.try_clone().unwrap();
     let writing = std::thread::spawn(move || writer.write_all(&sent).unwrap());
     let begun = Instant::now();
-    while behind_a_gap(&client) < 3 {
+    while segments_behind_gap(&client) < 3 {
         assert!(begun.elapsed() < Duration::from_secs(20), "there is no gap");
         std::thread::sleep(Duration::from_millis(1));
     }
-    wire.lead(Way::Nowhere);
+    wire.route_to(Route::Nowhere);
     let state = extract(old.as_fd()).unwrap().detach();
     assert_eq!((state.rcv_nxt, state.unread.len()), (number, 0));
     let ahead = state.window.snd_wl1.wrapping_sub(number);
-    assert!(ahead == 0 || ahead > 1 << 31, "{ahead} behind the gap");
+    assert!(
+        ahead == 0 || ahead > 1 << 31,
+        "snd_wl1 is {ahead} bytes behind the gap"
+    );
     wire.settle();
     disconnect_silently(old.as_fd()).unwrap();
     let new = wire.new.socket(state.local);
     let ready = restore(new.as_fd(), &state).unwrap();
-    wire.lead(Way::New);
+    wire.route_to(Route::New);
     ready.activate().unwrap();
     let mut got = vec![0; bytes.len()];
     let mut new = TcpStream::from(new);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use viola_handover::{
     TcpState, apply_pacing, disconnect_silently, extract, from_wire, restore, to_wire,
 };
-use wire::{Way, Wire};
+use wire::{Route, Wire};
 
 const RATE: u64 = 3_000_000;
 
@@ -74,7 +74,7 @@ fn paced(socket: &impl AsRawFd) -> u64 {
 }
 
 /// The state that an agent reports to the host for a connection without unacknowledged bytes.
-fn taken(wire: &Wire, from: &TcpStream) -> TcpState {
+fn extract_idle(wire: &Wire, from: &TcpStream) -> TcpState {
     let begun = Instant::now();
     let mut left = 1;
     while left > 0 {
@@ -82,7 +82,7 @@ fn taken(wire: &Wire, from: &TcpStream) -> TcpState {
         let done = unsafe { libc::ioctl(from.as_raw_fd(), libc::TIOCOUTQ, &raw mut left) };
         assert!(done == 0 && begun.elapsed() < Duration::from_secs(20));
     }
-    wire.lead(Way::Nowhere);
+    wire.route_to(Route::Nowhere);
     let state = extract(from.as_fd()).unwrap().detach();
     wire.settle();
     from_wire(to_wire(state).unwrap())
@@ -99,7 +99,7 @@ fn talk(mut from: &TcpStream, mut to: &TcpStream) {
 }
 
 #[test]
-fn it_goes_along_and_the_first_socket_keeps_its_own() {
+fn pacing_moves_with_the_connection_and_the_first_socket_keeps_its_own() {
     let (wire, client, server) = connected();
     // Uses another algorithm than the system's default, so that the test sees which socket set it.
     let ours = if congestion(&server) == "reno" {
@@ -119,7 +119,7 @@ fn it_goes_along_and_the_first_socket_keeps_its_own() {
         libc::SO_MAX_PACING_RATE,
         &RATE.to_ne_bytes(),
     );
-    let state = taken(&wire, &server);
+    let state = extract_idle(&wire, &server);
     assert_eq!(
         (state.congestion.as_str(), state.pacing),
         (ours, Some(RATE))
@@ -128,17 +128,17 @@ fn it_goes_along_and_the_first_socket_keeps_its_own() {
     let there = wire.new.socket(state.local);
     assert!(apply_pacing(there.as_fd(), &state, &[ours.to_owned()]).unwrap());
     let ready = restore(there.as_fd(), &state).unwrap();
-    wire.lead(Way::New);
+    wire.route_to(Route::New);
     ready.activate().unwrap();
     let there = TcpStream::from(there);
     talk(&there, &client);
     assert_eq!((congestion(&there).as_str(), pacing(&there)), (ours, RATE));
     assert!(paced(&there) <= RATE, "{}", paced(&there));
     // Moves the connection back.
-    let mut state = taken(&wire, &there);
+    let mut state = extract_idle(&wire, &there);
     (state.congestion, state.pacing) = (String::new(), None);
     let ready = restore(server.as_fd(), &state).unwrap();
-    wire.lead(Way::Old);
+    wire.route_to(Route::Old);
     ready.activate().unwrap();
     talk(&server, &client);
     assert_eq!(
@@ -148,9 +148,9 @@ fn it_goes_along_and_the_first_socket_keeps_its_own() {
 }
 
 #[test]
-fn what_is_not_allowed_stays_as_the_host_has_it() {
+fn a_congestion_control_that_is_not_allowed_keeps_the_hosts_default() {
     let (wire, _client, server) = connected();
-    let state = taken(&wire, &server);
+    let state = extract_idle(&wire, &server);
     assert_eq!(
         (state.congestion, state.pacing),
         (congestion(&server), None)
@@ -161,7 +161,7 @@ fn what_is_not_allowed_stays_as_the_host_has_it() {
     for name in [other, "viola_no_such"] {
         let state = TcpState {
             congestion: name.into(),
-            ..taken(&wire, &server)
+            ..extract_idle(&wire, &server)
         };
         assert!(!apply_pacing(there.as_fd(), &state, &[]).unwrap());
         assert_eq!(
@@ -173,7 +173,7 @@ fn what_is_not_allowed_stays_as_the_host_has_it() {
     for name in [own.as_str(), ""] {
         let state = TcpState {
             congestion: name.into(),
-            ..taken(&wire, &server)
+            ..extract_idle(&wire, &server)
         };
         assert!(apply_pacing(there.as_fd(), &state, &[]).unwrap());
         assert_eq!(congestion(&there), own);
@@ -181,7 +181,7 @@ fn what_is_not_allowed_stays_as_the_host_has_it() {
     // A pacing rate of 0 becomes 1, so that the connection still makes progress.
     let state = TcpState {
         pacing: Some(0),
-        ..taken(&wire, &server)
+        ..extract_idle(&wire, &server)
     };
     apply_pacing(there.as_fd(), &state, &[]).unwrap();
     assert_eq!(pacing(&there), 1);

@@ -16,22 +16,23 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
 
-use agent::Manner;
+use agent::Behaviour;
 use programs::preloaded;
 use room::{PORT, Room};
 
 const SIZE: usize = 64 << 20;
 /// The port of the backend server.
-const BEHIND: u16 = 8081;
+const BACKEND_PORT: u16 = 8081;
 
 /// The backend server: `/N` is a response of N bytes, `/cut` one that ends in the middle.
-struct Behind {
+struct Backend {
     connections: Arc<AtomicU64>,
 }
 
-impl Behind {
+impl Backend {
     fn start(room: &Room) -> Self {
-        let listener = room.inside(|| TcpListener::bind((Ipv4Addr::LOCALHOST, BEHIND)).unwrap());
+        let listener =
+            room.inside(|| TcpListener::bind((Ipv4Addr::LOCALHOST, BACKEND_PORT)).unwrap());
         let connections = Arc::new(AtomicU64::new(0));
         let count = connections.clone();
         let bytes: Arc<[u8]> = room.bytes.clone().into();
@@ -94,26 +95,26 @@ fn answer(mut stream: TcpStream, bytes: &[u8]) {
     }
 }
 
-fn serve(room: &Room, more: &str) -> Behind {
-    let behind = Behind::start(room);
+fn serve(room: &Room, more: &str) -> Backend {
+    let backend = Backend::start(room);
     let text = format!(
         "global\n  maxconn 200\n  nbthread 2\n{more}\n\
          defaults\n  mode http\n  option splice-auto\n  option splice-response\n  option splice-request\n\
            timeout connect 5s\n  timeout client 1s\n  timeout server 1s\n  http-reuse always\n\
-         listen all\n  bind 127.0.0.1:{PORT}\n  server one 127.0.0.1:{BEHIND}\n"
+         listen all\n  bind 127.0.0.1:{PORT}\n  server one 127.0.0.1:{BACKEND_PORT}\n"
     );
     let at = room.folder.path().join("haproxy.cfg");
     std::fs::write(&at, text).unwrap();
     let mut server = preloaded("haproxy");
     server.arg("-db").arg("-f").arg(at);
     drop(room.serve(server));
-    behind
+    backend
 }
 
 #[test]
 fn answers_of_all_sizes_on_one_connection() {
-    let room = Room::new(SIZE, Manner::quick());
-    let behind = serve(&room, "");
+    let room = Room::new(SIZE, Behaviour::quick());
+    let backend = serve(&room, "");
     let mut client = room.connect();
     for round in 0..3 {
         for size in [4096, 1 << 20, SIZE] {
@@ -131,14 +132,14 @@ fn answers_of_all_sizes_on_one_connection() {
         "{relayed}"
     );
     // One connection of the readiness check, and one for all requests.
-    assert!(behind.connections.load(SeqCst) <= 2);
+    assert!(backend.connections.load(SeqCst) <= 2);
     assert_eq!(room.agent.resets(), 0);
 }
 
 #[test]
 fn many_connections() {
-    let room = Room::new(SIZE, Manner::quick());
-    let behind = serve(&room, "");
+    let room = Room::new(SIZE, Behaviour::quick());
+    let backend = serve(&room, "");
     thread::scope(|scope| {
         for _ in 0..16 {
             let room = &room;
@@ -152,16 +153,16 @@ fn many_connections() {
         }
     });
     assert!(room.agent.pipes() >= 32 && room.agent.resets() == 0);
-    assert!(behind.connections.load(SeqCst) <= 17);
+    assert!(backend.connections.load(SeqCst) <= 17);
 }
 
 #[test]
 fn a_long_relay_is_no_timeout() {
     // The relay takes 3 s in all. haproxy's timeouts allow 1 s without a byte.
-    let slow = Manner {
+    let slow = Behaviour {
         pause: Duration::from_millis(200),
         piece: 4 << 20,
-        ..Manner::default()
+        ..Behaviour::default()
     };
     let room = Room::new(SIZE, slow);
     let _behind = serve(&room, "");
@@ -173,8 +174,8 @@ fn a_long_relay_is_no_timeout() {
 }
 
 #[test]
-fn a_server_that_breaks_off_is_a_cut_body() {
-    let room = Room::new(SIZE, Manner::quick());
+fn a_backend_that_breaks_off_gives_a_cut_body() {
+    let room = Room::new(SIZE, Behaviour::quick());
     let _behind = serve(&room, "");
     for _ in 0..3 {
         let mut client = room.connect();
@@ -189,8 +190,8 @@ fn a_server_that_breaks_off_is_a_cut_body() {
 }
 
 #[test]
-fn a_client_that_goes_harms_nobody() {
-    let room = Room::new(SIZE, Manner::quick());
+fn a_client_that_closes_does_not_affect_others() {
+    let room = Room::new(SIZE, Behaviour::quick());
     let _behind = serve(&room, "");
     thread::scope(|scope| {
         for _ in 0..8 {
@@ -213,9 +214,9 @@ fn a_client_that_goes_harms_nobody() {
 
 #[test]
 fn an_agent_that_dies_cuts_what_it_had_and_haproxy_goes_on() {
-    let dies = Manner {
+    let dies = Behaviour {
         die_after: Some(20 << 20),
-        ..Manner::quick()
+        ..Behaviour::quick()
     };
     let room = Room::new(SIZE, dies);
     let _behind = serve(&room, "");
@@ -231,24 +232,24 @@ fn an_agent_that_dies_cuts_what_it_had_and_haproxy_goes_on() {
 }
 
 #[test]
-fn what_is_refused_or_ends_early_haproxy_forwards() {
-    for (manner, most) in [
+fn haproxy_forwards_refused_and_early_ended_relays() {
+    for (behaviour, most) in [
         (
-            Manner {
+            Behaviour {
                 refuse: Some(libc::EOPNOTSUPP),
-                ..Manner::quick()
+                ..Behaviour::quick()
             },
             0,
         ),
         (
-            Manner {
+            Behaviour {
                 end_after: Some(10_000_000),
-                ..Manner::quick()
+                ..Behaviour::quick()
             },
             20,
         ),
     ] {
-        let room = Room::new(SIZE, manner);
+        let room = Room::new(SIZE, behaviour);
         let _behind = serve(&room, "");
         let mut client = room.connect();
         for _ in 0..2 {
@@ -260,8 +261,8 @@ fn what_is_refused_or_ends_early_haproxy_forwards() {
 }
 
 #[test]
-fn answers_of_unknown_length_are_left_alone() {
-    let room = Room::new(SIZE, Manner::quick());
+fn answers_of_unknown_length_are_not_relayed() {
+    let room = Room::new(SIZE, Behaviour::quick());
     let _behind = serve(&room, "");
     let mut client = room.connect();
     client.ask("GET", "/open", "");
@@ -275,8 +276,8 @@ fn answers_of_unknown_length_are_left_alone() {
 }
 
 #[test]
-fn programs_of_poll_are_served_too() {
-    let room = Room::new(8 << 20, Manner::quick());
+fn haproxy_with_poll_is_served_too() {
+    let room = Room::new(8 << 20, Behaviour::quick());
     let _behind = serve(&room, "  noepoll");
     let mut client = room.connect();
     for _ in 0..3 {

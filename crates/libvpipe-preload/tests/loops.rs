@@ -13,7 +13,7 @@ use std::process::{ChildStdout, Command};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use agent::Manner;
+use agent::Behaviour;
 use room::{PORT, Room, library};
 
 const SIZE: usize = 6_000_001;
@@ -73,7 +73,7 @@ fn next(output: &mut Output) -> String {
 fn responses_follow_each_other_on_a_connection() {
     for mode in MODES {
         for piece in [SIZE, 300_000] {
-            let room = Room::new(SIZE, Manner::default());
+            let room = Room::new(SIZE, Behaviour::default());
             let mut output = serve(&room, mode, piece, &[]);
             let mut client = room.connect();
             for _ in 0..3 {
@@ -93,7 +93,7 @@ fn responses_follow_each_other_on_a_connection() {
 #[test]
 fn without_piping_ahead_each_piece_is_piped() {
     for mode in MODES {
-        let room = Room::new(SIZE, Manner::default());
+        let room = Room::new(SIZE, Behaviour::default());
         let off = [("VIOLA_PIPE_AHEAD", "0"), ("VIOLA_PIPE_MIN", "1000000")];
         let _output = serve(&room, mode, 2_000_000, &off);
         let mut client = room.connect();
@@ -112,10 +112,10 @@ fn without_piping_ahead_each_piece_is_piped() {
 #[test]
 fn a_slow_host_does_not_make_a_loop_spin() {
     for mode in ["level", "edge", "poll"] {
-        let slow = Manner {
+        let slow = Behaviour {
             pause: Duration::from_millis(300),
             piece: 3 << 20,
-            ..Manner::default()
+            ..Behaviour::default()
         };
         let room = Room::new(SIZE, slow);
         let mut output = serve(&room, mode, 300_000, &[]);
@@ -131,7 +131,7 @@ fn a_slow_host_does_not_make_a_loop_spin() {
 #[test]
 fn a_request_that_comes_early_is_answered() {
     for mode in MODES {
-        let room = Room::new(SIZE, Manner::default());
+        let room = Room::new(SIZE, Behaviour::default());
         let _output = serve(&room, mode, 300_000, &[]);
         let mut client = room.connect();
         for _ in 0..4 {
@@ -145,9 +145,9 @@ fn a_request_that_comes_early_is_answered() {
 }
 
 #[test]
-fn a_client_that_goes_harms_nobody_else() {
+fn a_client_that_closes_early_does_not_affect_others() {
     for mode in MODES {
-        let room = Room::new(SIZE, Manner::default());
+        let room = Room::new(SIZE, Behaviour::default());
         let mut output = serve(&room, mode, 300_000, &[]);
         for _ in 0..3 {
             let mut client = room.connect();
@@ -166,7 +166,7 @@ fn a_client_that_goes_harms_nobody_else() {
 #[test]
 fn many_at_once() {
     for mode in ["level", "edge", "poll", "threads"] {
-        let room = Room::new(SIZE, Manner::default());
+        let room = Room::new(SIZE, Behaviour::default());
         let _output = serve(&room, mode, 300_000, &[]);
         std::thread::scope(|scope| {
             for _ in 0..12 {
@@ -183,12 +183,12 @@ fn many_at_once() {
 }
 
 #[test]
-fn what_is_refused_the_program_sends() {
+fn the_program_sends_what_the_agent_refuses() {
     for errno in [libc::EOPNOTSUPP, libc::EAGAIN, libc::EPERM] {
         for mode in MODES {
-            let refuse = Manner {
+            let refuse = Behaviour {
                 refuse: Some(errno),
-                ..Manner::default()
+                ..Behaviour::default()
             };
             let room = Room::new(SIZE, refuse);
             let _output = serve(&room, mode, 300_000, &[]);
@@ -202,7 +202,7 @@ fn what_is_refused_the_program_sends() {
 #[test]
 fn without_an_agent_the_program_sends() {
     for mode in MODES {
-        let room = Room::new(SIZE, Manner::default());
+        let room = Room::new(SIZE, Behaviour::default());
         room.agent.kill();
         let _output = serve(&room, mode, 300_000, &[]);
         let mut client = room.connect();
@@ -213,9 +213,9 @@ fn without_an_agent_the_program_sends() {
 #[test]
 fn an_agent_that_dies_cuts_its_connections_and_the_program_goes_on() {
     for mode in MODES {
-        let dies = Manner {
+        let dies = Behaviour {
             die_after: Some(2 << 20),
-            ..Manner::default()
+            ..Behaviour::default()
         };
         let room = Room::new(SIZE, dies);
         let mut output = serve(&room, mode, 300_000, &[]);
@@ -237,9 +237,9 @@ fn an_agent_that_dies_cuts_its_connections_and_the_program_goes_on() {
 #[test]
 fn an_early_end_is_not_the_end_of_the_body() {
     for mode in MODES {
-        let early = Manner {
+        let early = Behaviour {
             end_after: Some(2_500_000),
-            ..Manner::default()
+            ..Behaviour::default()
         };
         let room = Room::new(SIZE, early);
         let _output = serve(&room, mode, 1_000_000, &[]);
@@ -255,9 +255,9 @@ fn a_program_that_changes_its_mind_gets_an_error_and_never_wrong_bytes() {
     for mode in MODES {
         // The client does not read. The program must learn of the first piece before the stand-in agent has filled the socket:
         // afterwards the socket is not writable, and a late edge is lost.
-        let slow = Manner {
+        let slow = Behaviour {
             pause: Duration::from_millis(50),
-            ..Manner::default()
+            ..Behaviour::default()
         };
         let room = Room::new(SIZE, slow);
         let mut output = serve(&room, mode, 300_000, &[]);
@@ -287,9 +287,9 @@ fn a_program_that_closes_early_resets_the_connection() {
             ("/range", "ranged"),
             ("/dup", "replaced"),
         ] {
-            let slow = Manner {
+            let slow = Behaviour {
                 pause: Duration::from_millis(50),
-                ..Manner::default()
+                ..Behaviour::default()
             };
             let room = Room::new(SIZE, slow);
             let mut output = serve(&room, mode, 300_000, &[]);
@@ -320,11 +320,11 @@ fn a_program_that_closes_early_resets_the_connection() {
 }
 
 #[test]
-fn a_socket_that_vanishes_is_not_taken_for_the_next_one() {
+fn a_new_socket_with_a_reused_number_is_not_mistaken_for_the_old_one() {
     for mode in MODES {
-        let slow = Manner {
+        let slow = Behaviour {
             pause: Duration::from_millis(50),
-            ..Manner::default()
+            ..Behaviour::default()
         };
         let room = Room::new(SIZE, slow);
         let _output = serve(&room, mode, 300_000, &[]);
@@ -341,9 +341,9 @@ fn a_socket_that_vanishes_is_not_taken_for_the_next_one() {
 }
 
 #[test]
-fn children_that_close_their_descriptors_end_nothing() {
+fn children_that_close_their_descriptors_do_not_end_transfers() {
     for mode in MODES {
-        let room = Room::new(SIZE, Manner::default());
+        let room = Room::new(SIZE, Behaviour::default());
         let _output = serve(&room, mode, 300_000, &[]);
         let mut client = room.connect();
         for _ in 0..2 {

@@ -11,7 +11,7 @@ mod room;
 
 use std::time::Duration;
 
-use agent::Manner;
+use agent::Behaviour;
 use programs::preloaded;
 use room::{PORT, Room};
 
@@ -58,7 +58,7 @@ fn whole_files_ranges_and_heads_on_one_connection() {
         "tcp_nopush on;",
         "tcp_nopush on; sendfile_max_chunk 256k;",
     ] {
-        let room = Room::new(SIZE, Manner::quick());
+        let room = Room::new(SIZE, Behaviour::quick());
         serve(&room, http, &[]);
         let mut client = room.connect();
         for _ in 0..3 {
@@ -112,7 +112,7 @@ fn whole_files_ranges_and_heads_on_one_connection() {
 
 #[test]
 fn pieces_are_piped_by_themselves_when_nothing_is_begun_ahead() {
-    let room = Room::new(SIZE, Manner::quick());
+    let room = Room::new(SIZE, Behaviour::quick());
     serve(&room, "", &[("VIOLA_PIPE_AHEAD", "0")]);
     let mut client = room.connect();
     for _ in 0..2 {
@@ -126,8 +126,8 @@ fn pieces_are_piped_by_themselves_when_nothing_is_begun_ahead() {
 }
 
 #[test]
-fn many_clients_and_some_that_go() {
-    let room = Room::new(8 << 20, Manner::quick());
+fn many_clients_some_of_which_close_early() {
+    let room = Room::new(8 << 20, Behaviour::quick());
     serve(&room, "", &[]);
     std::thread::scope(|scope| {
         for n in 0..16 {
@@ -155,7 +155,7 @@ fn many_clients_and_some_that_go() {
 
 #[test]
 fn a_request_that_comes_while_the_host_sends_is_answered() {
-    let room = Room::new(8 << 20, Manner::quick());
+    let room = Room::new(8 << 20, Behaviour::quick());
     serve(&room, "", &[]);
     let mut client = room.connect();
     for _ in 0..5 {
@@ -169,9 +169,9 @@ fn a_request_that_comes_while_the_host_sends_is_answered() {
 
 #[test]
 fn an_agent_that_dies_cuts_what_it_had_and_nginx_goes_on() {
-    let dies = Manner {
+    let dies = Behaviour {
         die_after: Some(20 << 20),
-        ..Manner::quick()
+        ..Behaviour::quick()
     };
     let room = Room::new(SIZE, dies);
     serve(&room, "", &[]);
@@ -189,9 +189,9 @@ fn an_agent_that_dies_cuts_what_it_had_and_nginx_goes_on() {
 
 #[test]
 fn a_worker_that_ends_leaves_no_connection_open() {
-    let slow = Manner {
+    let slow = Behaviour {
         pause: Duration::from_millis(200),
-        ..Manner::quick()
+        ..Behaviour::quick()
     };
     let room = Room::new(SIZE, slow);
     serve(&room, "", &[]);

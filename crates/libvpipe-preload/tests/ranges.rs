@@ -9,7 +9,7 @@ mod room;
 
 use std::process::Command;
 
-use agent::Manner;
+use agent::Behaviour;
 use room::{Room, library};
 
 const SIZE: usize = 20_000_003;
@@ -58,30 +58,30 @@ fn is_copied(room: &Room, to: &str) -> bool {
 
 #[test]
 fn a_large_file_is_copied_by_the_host() {
-    let room = Room::new(SIZE, Manner::default());
+    let room = Room::new(SIZE, Behaviour::default());
     assert!(range(&room, "to") && is_copied(&room, "to"));
     assert_eq!((room.agent.pipes(), room.agent.sent()), (1, SIZE as u64));
 }
 
 #[test]
-fn what_is_refused_or_small_the_program_copies() {
-    let refuse = Manner {
+fn the_program_copies_refused_and_small_files() {
+    let refuse = Behaviour {
         refuse: Some(libc::EOPNOTSUPP),
-        ..Manner::default()
+        ..Behaviour::default()
     };
     let room = Room::new(SIZE, refuse);
     assert!(range(&room, "to") && is_copied(&room, "to"));
     assert_eq!((room.agent.refused(), room.agent.sent()), (1, 0));
-    let room = Room::new(100_000, Manner::default());
+    let room = Room::new(100_000, Behaviour::default());
     assert!(range(&room, "to") && is_copied(&room, "to"));
     assert_eq!(room.agent.programs(), 0);
 }
 
 #[test]
 fn an_agent_that_dies_is_an_error() {
-    let dies = Manner {
+    let dies = Behaviour {
         die_after: Some(2 << 20),
-        ..Manner::default()
+        ..Behaviour::default()
     };
     let room = Room::new(SIZE, dies);
     assert!(!range(&room, "to"));
@@ -91,7 +91,7 @@ fn an_agent_that_dies_is_an_error() {
 
 #[test]
 fn cp_copies_with_and_without_an_agent() {
-    let room = Room::new(SIZE, Manner::default());
+    let room = Room::new(SIZE, Behaviour::default());
     assert!(cp(&room, "--reflink=auto", "to") && is_copied(&room, "to"));
     // A file system that can clone a file does so: a clone is cheaper than any copy.
     if !cp(&room, "--reflink=always", "clone") {

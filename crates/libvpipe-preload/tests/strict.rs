@@ -9,7 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
-use agent::{Agent, Manner};
+use agent::{Agent, Behaviour};
 
 /// The library, built beside the test.
 fn library() -> PathBuf {
@@ -38,7 +38,7 @@ fn run(mode: &str, set: &[(&str, &str)]) -> ExitStatus {
 }
 
 #[test]
-fn what_is_too_small_or_has_no_end_is_left_to_the_kernel() {
+fn small_and_endless_transfers_make_no_extra_system_call() {
     for mode in ["answers", "tunnel", "counted", "beside", "copies"] {
         let ended = run(mode, &[]);
         assert!(ended.success(), "{mode}: {ended}");
@@ -46,7 +46,7 @@ fn what_is_too_small_or_has_no_end_is_left_to_the_kernel() {
 }
 
 #[test]
-fn the_filter_sees_what_the_library_does() {
+fn the_filter_kills_the_program_when_the_library_acts() {
     // Every size is above the pipe minimum.
     for mode in ["answers", "copies"] {
         let ended = run(mode, &[("VIOLA_PIPE_MIN", "1")]);
@@ -55,9 +55,9 @@ fn the_filter_sees_what_the_library_does() {
 }
 
 #[test]
-fn small_answers_after_a_relay_are_the_kernels() {
+fn small_answers_after_a_relay_make_no_extra_system_call() {
     let folder = tempfile::tempdir().unwrap();
-    let agent = Agent::start(&folder.path().join("agent"), Manner::default());
+    let agent = Agent::start(&folder.path().join("agent"), Behaviour::default());
     let at = agent.path().display().to_string();
     let set = [
         ("VIOLA_PIPE_SOCKET", at.as_str()),

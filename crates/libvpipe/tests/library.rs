@@ -13,13 +13,13 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::process::Command;
 
-use agent::Manner;
+use agent::Behaviour;
 use room::{SIZE, build, connection, ends, errno, file, is_readable, libraries, reader, room};
 use vpipe::ffi::{vpipe_begin, vpipe_end, vpipe_file};
 
 #[test]
 fn the_agent_sends_and_the_socket_goes_on() {
-    let mut room = room(Manner::default());
+    let mut room = room(Behaviour::default());
     let (mut socket, reading) = connection();
     socket.write_all(b"before").unwrap();
     let mut at = 1000;
@@ -47,11 +47,11 @@ fn the_agent_sends_and_the_socket_goes_on() {
 }
 
 #[test]
-fn what_the_agent_refuses_the_program_sends() {
+fn the_program_sends_what_the_agent_refuses() {
     for errno in [libc::EOPNOTSUPP, libc::EAGAIN] {
-        let room = room(Manner {
+        let room = room(Behaviour {
             refuse: Some(errno),
-            ..Manner::default()
+            ..Behaviour::default()
         });
         let (socket, reading) = connection();
         let mut at = 0;
@@ -66,9 +66,9 @@ fn what_the_agent_refuses_the_program_sends() {
 
 #[test]
 fn an_early_end_is_a_partial_count() {
-    let room = room(Manner {
+    let room = room(Behaviour {
         end_after: Some(1_500_000),
-        ..Manner::default()
+        ..Behaviour::default()
     });
     let (socket, reading) = connection();
     let mut at = 0;
@@ -85,9 +85,9 @@ fn an_early_end_is_a_partial_count() {
 
 #[test]
 fn an_agent_that_dies_breaks_the_connection_and_not_the_next_one() {
-    let room = room(Manner {
+    let room = room(Behaviour {
         die_after: Some(2 << 20),
-        ..Manner::default()
+        ..Behaviour::default()
     });
     let (socket, reading) = connection();
     let mut at = 0;
@@ -107,8 +107,8 @@ fn an_agent_that_dies_breaks_the_connection_and_not_the_next_one() {
 }
 
 #[test]
-fn a_peer_that_goes_is_an_error() {
-    let room = room(Manner::default());
+fn a_peer_that_closes_is_an_error() {
+    let room = room(Behaviour::default());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     drop(listener.accept().unwrap());
@@ -123,7 +123,7 @@ fn a_peer_that_goes_is_an_error() {
 
 #[test]
 fn everything_else_is_copied() {
-    let mut room = room(Manner::default());
+    let mut room = room(Behaviour::default());
     let path = room.folder.path().join("copy");
 
     // From a socket that is not TCP into a file, and from a socket into a socket.
@@ -156,19 +156,19 @@ fn everything_else_is_copied() {
 }
 
 #[test]
-fn nobody_waits_for_a_completion() {
-    let room = room(Manner::default());
-    let refuse = |errno| Manner {
+fn waiting_for_a_completion_does_not_block() {
+    let room = room(Behaviour::default());
+    let refuse = |errno| Behaviour {
         refuse: Some(errno),
-        ..Manner::default()
+        ..Behaviour::default()
     };
-    for manner in [
+    for behaviour in [
         None,
         Some(refuse(libc::EAGAIN)),
         Some(refuse(libc::EOPNOTSUPP)),
     ] {
-        if let Some(manner) = manner {
-            room.agent.behave(manner);
+        if let Some(behaviour) = behaviour {
+            room.agent.set_behaviour(behaviour);
         }
         let (socket, theirs) = ends();
         let completion = vpipe_begin(room.file.as_raw_fd(), socket.as_raw_fd(), 10, SIZE - 10);
@@ -191,8 +191,8 @@ fn nobody_waits_for_a_completion() {
 }
 
 #[test]
-fn a_child_has_an_agent_of_its_own() {
-    let room = room(Manner::default());
+fn a_child_opens_its_own_connection_to_the_agent() {
+    let room = room(Behaviour::default());
     let (socket, reading) = connection();
     let mut at = 0;
     assert_eq!(
@@ -222,7 +222,7 @@ fn a_child_has_an_agent_of_its_own() {
 
 #[test]
 fn a_c_program_sends_a_file_with_either_library() {
-    let room = room(Manner::default());
+    let room = room(Behaviour::default());
     let libraries = libraries();
     for link in ["-l:libvpipe.so", "-l:libvpipe.a"] {
         let program = build("send", room.folder.path(), link);

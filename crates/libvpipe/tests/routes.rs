@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use agent::Manner;
+use agent::Behaviour;
 use room::{
     Room, SIZE, build, connection, ends, errno, file, is_readable, libraries, reader, room,
 };
@@ -60,16 +60,16 @@ fn content(file: &mut File) -> Vec<u8> {
     bytes
 }
 
-fn refusing(errno: i32) -> Manner {
-    Manner {
+fn refusing(errno: i32) -> Behaviour {
+    Behaviour {
         refuse: Some(errno),
-        ..Manner::default()
+        ..Behaviour::default()
     }
 }
 
 #[test]
-fn an_upload_goes_where_the_file_is() {
-    let room = room(Manner::default());
+fn an_upload_is_written_at_the_files_offset() {
+    let room = room(Behaviour::default());
     for nonblocking in [false, true] {
         let (mut socket, speaking) = speaker([&room.bytes[..], b"after"].concat(), false);
         socket.set_nonblocking(nonblocking).unwrap();
@@ -96,7 +96,7 @@ fn an_upload_goes_where_the_file_is() {
 
 #[test]
 fn the_end_of_an_upload_is_a_partial_count() {
-    let room = room(Manner::default());
+    let room = room(Behaviour::default());
     let (socket, speaking) = speaker(room.bytes.clone(), true);
     let mut new = new_file(&room);
     assert_eq!(file(&socket, &new, None, 2 * SIZE), SIZE as isize);
@@ -109,7 +109,7 @@ fn the_end_of_an_upload_is_a_partial_count() {
 
 #[test]
 fn a_file_that_is_appended_to_is_written_by_the_program() {
-    let room = room(Manner::default());
+    let room = room(Behaviour::default());
     let path = room.folder.path().join("log");
     std::fs::write(&path, "before").unwrap();
     let log = OpenOptions::new().append(true).open(&path).unwrap();
@@ -122,7 +122,7 @@ fn a_file_that_is_appended_to_is_written_by_the_program() {
 
 #[test]
 fn a_copy_moves_what_copy_file_range_moves() {
-    let mut room = room(Manner::default());
+    let mut room = room(Behaviour::default());
     let mut new = new_file(&room);
     new.write_all(b"before").unwrap();
     let mut at = 1000;
@@ -151,8 +151,8 @@ fn a_copy_moves_what_copy_file_range_moves() {
 }
 
 #[test]
-fn a_relay_gives_both_connections_back() {
-    let room = room(Manner::default());
+fn a_relay_returns_both_connections() {
+    let room = room(Behaviour::default());
     for nonblocking in [false, true] {
         let (mut source, speaking) = speaker([&room.bytes[..], b"after"].concat(), false);
         let (mut sink, reading) = connection();
@@ -180,7 +180,7 @@ fn a_relay_gives_both_connections_back() {
 
 #[test]
 fn a_lost_sink_is_an_error_of_the_sink_and_the_source_goes_on() {
-    let room = room(Manner::default());
+    let room = room(Behaviour::default());
     let (mut source, speaking) = speaker([&room.bytes[..], &room.bytes].concat(), false);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let sink = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -207,7 +207,7 @@ fn a_lost_sink_is_an_error_of_the_sink_and_the_source_goes_on() {
 }
 
 #[test]
-fn what_is_refused_the_program_does_and_does_not_ask_again_at_once() {
+fn the_program_does_what_is_refused_and_does_not_ask_again_at_once() {
     for errno in [libc::EOPNOTSUPP, libc::EAGAIN] {
         let room = room(refusing(errno));
         let all = |from: &dyn AsRawFd, to: &dyn AsRawFd| {
@@ -238,10 +238,10 @@ fn what_is_refused_the_program_does_and_does_not_ask_again_at_once() {
 }
 
 #[test]
-fn an_agent_that_dies_is_an_error_and_the_next_one_is_done_by_hand() {
-    let room = room(Manner {
+fn a_dead_agent_is_an_error_and_the_program_does_the_next_transfer() {
+    let room = room(Behaviour {
         die_after: Some(2 << 20),
-        ..Manner::default()
+        ..Behaviour::default()
     });
     let (socket, speaking) = speaker(room.bytes.clone(), false);
     let mut new = new_file(&room);
@@ -262,9 +262,9 @@ fn an_agent_that_dies_is_an_error_and_the_next_one_is_done_by_hand() {
 
 #[test]
 fn an_agent_that_dies_while_it_copies_is_an_error() {
-    let room = room(Manner {
+    let room = room(Behaviour {
         die_after: Some(2 << 20),
-        ..Manner::default()
+        ..Behaviour::default()
     });
     let new = new_file(&room);
     let mut at = 0;
@@ -273,8 +273,8 @@ fn an_agent_that_dies_while_it_copies_is_an_error() {
 }
 
 #[test]
-fn nobody_waits_for_uploads_copies_and_relays() {
-    let room = room(Manner::default());
+fn waiting_for_uploads_copies_and_relays_does_not_block() {
+    let room = room(Behaviour::default());
     let begin = |from: &dyn AsRawFd, to: &dyn AsRawFd, offset| {
         let completion = vpipe_begin(from.as_raw_fd(), to.as_raw_fd(), offset, SIZE);
         assert!(completion >= 0);
@@ -284,9 +284,9 @@ fn nobody_waits_for_uploads_copies_and_relays() {
         assert!(is_readable(completion, 30_000));
         vpipe_end(completion)
     };
-    for manner in [None, Some(refusing(libc::EOPNOTSUPP))] {
-        if let Some(manner) = manner {
-            room.agent.behave(manner);
+    for behaviour in [None, Some(refusing(libc::EOPNOTSUPP))] {
+        if let Some(behaviour) = behaviour {
+            room.agent.set_behaviour(behaviour);
         }
         // The transfer cannot end before the peer sends.
         let (theirs, socket) = ends();
@@ -307,16 +307,16 @@ fn nobody_waits_for_uploads_copies_and_relays() {
         assert_eq!(errno(), libc::ESPIPE);
         drop((sink, speaking.join().unwrap()));
         assert!(reading.join().unwrap() == room.bytes);
-        if manner.is_none() {
-            room.agent.behave(Manner {
+        if behaviour.is_none() {
+            room.agent.set_behaviour(Behaviour {
                 piece: SIZE as u64,
                 pause: Duration::from_secs(1),
-                ..Manner::default()
+                ..Behaviour::default()
             });
         }
         let mut new = new_file(&room);
         let copy = begin(&room.file, &new, 10);
-        assert!(manner.is_some() || !is_readable(copy, 0));
+        assert!(behaviour.is_some() || !is_readable(copy, 0));
         assert_eq!(end(copy), SIZE as isize - 10);
         assert!(content(&mut new) == room.bytes[10..]);
     }
@@ -355,7 +355,7 @@ fn free_port() -> u16 {
 
 #[test]
 fn the_example_of_uploads() {
-    let room = room(Manner::default());
+    let room = room(Behaviour::default());
     let port = free_port();
     let at = room.folder.path().join("uploads");
     let _ = std::fs::remove_dir_all(&at);
@@ -383,7 +383,7 @@ fn the_example_of_uploads() {
 
 #[test]
 fn the_example_of_backups() {
-    let room = room(Manner::default());
+    let room = room(Behaviour::default());
     let program = build("backup", room.folder.path(), "-l:libvpipe.so");
     for with_agent in [true, false] {
         if !with_agent {
@@ -403,7 +403,7 @@ fn the_example_of_backups() {
 
 #[test]
 fn the_example_of_proxies() {
-    let room = room(Manner::default());
+    let room = room(Behaviour::default());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let behind = listener.local_addr().unwrap().port().to_string();
     let bytes = room.bytes.clone();

@@ -13,7 +13,7 @@ use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::Duration;
 
-use agent::{Agent, Manner};
+use agent::{Agent, Behaviour};
 use vpipe::ffi::vpipe_file;
 use vpipe::threshold::{MAX_MINIMUM_BYTES, MEASUREMENT_LIFETIME};
 
@@ -30,14 +30,14 @@ fn send(file: &File, socket: &TcpStream, length: u64) {
 }
 
 #[test]
-fn dear_hand_overs_are_left_out_and_tried_again() {
+fn expensive_hand_overs_are_avoided_and_tried_again() {
     let folder = tempfile::tempdir().unwrap();
-    let manner = Manner {
+    let behaviour = Behaviour {
         pause: Duration::ZERO,
-        dear: Duration::from_millis(200),
-        ..Manner::default()
+        hand_over_time: Duration::from_millis(200),
+        ..Behaviour::default()
     };
-    let agent = Agent::start(&folder.path().join("agent"), manner);
+    let agent = Agent::start(&folder.path().join("agent"), behaviour);
     // SAFETY: no other code of this program reads or writes the environment now.
     unsafe {
         std::env::set_var("VIOLA_PIPE_SOCKET", agent.path());

@@ -10,7 +10,7 @@ use common::{Daemon, as_nobody, output, refusal, stderr, stdout, viola, write_co
 use viola_proto::{Check, Status, VmList};
 
 /// A daemon that only measures.
-const OFF: &str = "[slices]\nenabled = false\n";
+const SLICES_OFF: &str = "[slices]\nenabled = false\n";
 
 /// Runs `viola run` with an invalid configuration and returns its message.
 fn refused_config(rest: &str) -> String {
@@ -23,8 +23,15 @@ fn refused_config(rest: &str) -> String {
         .output()
         .unwrap();
     let said = refusal(&run, 2);
-    assert_eq!(refusal(&check, 2), said, "run and check say the same");
-    assert!(!dir.path().join("run").exists(), "nothing was done");
+    assert_eq!(
+        refusal(&check, 2),
+        said,
+        "run and check print the same message"
+    );
+    assert!(
+        !dir.path().join("run").exists(),
+        "the command changed nothing"
+    );
     said.strip_prefix(file.to_str().unwrap())
         .unwrap_or_else(|| panic!("the file is not named: {said}"))
         .to_owned()
@@ -60,7 +67,7 @@ fn a_negative_weight_is_refused_in_the_file_and_by_set() {
         said,
         ":8: weight: -5 is not a weight; 1 to 65535 is allowed"
     );
-    let d = Daemon::start(OFF);
+    let d = Daemon::start(SLICES_OFF);
     // The daemon checks the range after it has found the VM, so that check needs a VM. The command itself refuses a text that
     // is not a number.
     let said = refusal(&d.ask(&["set", "a", "--weight", "much"]), 2);
@@ -80,7 +87,7 @@ fn a_cap_over_the_cores_is_refused() {
 }
 
 #[test]
-fn a_core_that_is_not_there_is_refused() {
+fn a_core_that_does_not_exist_is_refused() {
     let said = refused_config("[slices]\ncores = \"4000\"\n");
     assert!(
         said.starts_with(":7: cores: CPU 4000 is not online; this host has 0"),
@@ -89,7 +96,7 @@ fn a_core_that_is_not_there_is_refused() {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_named() {
+fn a_missing_file_is_named() {
     let said = refusal(&output(&["run", "-c", "/nonexistent/viola.toml"]), 2);
     assert!(
         said.starts_with("/nonexistent/viola.toml: No such file"),
@@ -98,8 +105,8 @@ fn a_file_that_is_not_there_is_named() {
 }
 
 #[test]
-fn a_vm_that_does_not_exist_is_said_so() {
-    let d = Daemon::start(OFF);
+fn a_vm_that_does_not_exist_is_reported() {
+    let d = Daemon::start(SLICES_OFF);
     let said = refusal(&d.ask(&["set", "no-such-vm-here", "--class", "ls"]), 2);
     assert!(
         said.starts_with("there is no VM \"no-such-vm-here\" on this host"),
@@ -127,8 +134,8 @@ fn wrong_usage_is_one_sentence_and_help_is_not_an_error() {
 }
 
 #[test]
-fn a_second_daemon_is_told_who_is_the_first() {
-    let d = Daemon::start(OFF);
+fn a_second_daemon_names_the_first_one() {
+    let d = Daemon::start(SLICES_OFF);
     let second = viola()
         .args(["run", "-c"])
         .arg(d.config())
@@ -150,7 +157,7 @@ fn a_second_daemon_is_told_who_is_the_first() {
     assert_eq!(
         d.json::<Status>(&["status"]).pid,
         d.pid(),
-        "the first one goes on"
+        "the first daemon continues"
     );
 }
 
@@ -199,7 +206,7 @@ fn without_privilege_run_says_what_it_needs_and_check_and_vms_work() {
 
 #[test]
 fn the_control_socket_is_closed_to_others() {
-    let d = Daemon::start(OFF);
+    let d = Daemon::start(SLICES_OFF);
     // Its folder is closed, too; this test is about the socket.
     fs::set_permissions(
         d.dir.path(),

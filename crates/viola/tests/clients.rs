@@ -16,27 +16,27 @@ use std::time::{Duration, Instant};
 use common::{Daemon, Vm, refusal, stderr, viola, write_config};
 use viola_proto::{Status, VmList};
 
-const OFF: &str = "[slices]\nenabled = false\n";
+const SLICES_OFF: &str = "[slices]\nenabled = false\n";
 
 /// Sends a request and returns how long the answer took.
-fn asked(d: &Daemon) -> Duration {
+fn response_time(d: &Daemon) -> Duration {
     let begun = Instant::now();
     assert_eq!(d.json::<Status>(&["status"]).pid, d.pid());
     begun.elapsed()
 }
 
 #[test]
-fn a_thousand_silent_clients_keep_nobody_from_asking() {
-    let d = Daemon::start(OFF);
+fn a_thousand_silent_clients_do_not_block_others() {
+    let d = Daemon::start(SLICES_OFF);
     let silent: Vec<UnixStream> = (0..1000)
         .map(|_| UnixStream::connect(d.socket()).unwrap())
         .collect();
     for _ in 0..5 {
-        let took = asked(&d);
+        let took = response_time(&d);
         assert!(took < Duration::from_secs(2), "{took:?}");
     }
     drop(silent);
-    let took = asked(&d);
+    let took = response_time(&d);
     assert!(took < Duration::from_secs(2), "{took:?}");
     let open = std::fs::read_dir(format!("/proc/{}/fd", d.pid())).unwrap();
     let open = open.count();
@@ -45,7 +45,7 @@ fn a_thousand_silent_clients_keep_nobody_from_asking() {
 
 #[test]
 fn a_thousand_clients_that_ask_at_once_are_all_answered() {
-    let d = Daemon::start(OFF);
+    let d = Daemon::start(SLICES_OFF);
     let answered: usize = std::thread::scope(|scope| {
         let ask = || {
             let asked = (0..20).map(|_| {
@@ -61,8 +61,8 @@ fn a_thousand_clients_that_ask_at_once_are_all_answered() {
 }
 
 #[test]
-fn clients_that_ask_and_do_not_read_hold_nobody_up() {
-    let d = Daemon::start(OFF);
+fn clients_that_do_not_read_do_not_delay_others() {
+    let d = Daemon::start(SLICES_OFF);
     let ask = b"GET /metrics HTTP/1.1\r\nhost: v\r\n\r\n".repeat(500);
     let slow: Vec<UnixStream> = (0..60)
         .map(|_| {
@@ -74,7 +74,7 @@ fn clients_that_ask_and_do_not_read_hold_nobody_up() {
         })
         .collect();
     for _ in 0..5 {
-        let took = asked(&d);
+        let took = response_time(&d);
         assert!(took < Duration::from_secs(2), "{took:?}");
     }
     drop(slow);
@@ -96,8 +96,8 @@ fn scrape(socket: &Path) -> Option<String> {
 }
 
 #[test]
-fn scrapes_during_restarts_are_whole_or_fail_and_counters_begin_anew() {
-    let mut d = Daemon::start(OFF);
+fn scrapes_during_restarts_are_whole_or_fail_and_counters_restart() {
+    let mut d = Daemon::start(SLICES_OFF);
     let (socket, end) = (d.socket(), Arc::new(AtomicBool::new(false)));
     let until = end.clone();
     let scraper = std::thread::spawn(move || {
@@ -124,7 +124,7 @@ fn scrapes_during_restarts_are_whole_or_fail_and_counters_begin_anew() {
             _ => assert!(d.stop().success()),
         }
         std::thread::sleep(Duration::from_millis(100));
-        d.again();
+        d.restart();
         let text = scrape(&d.socket()).unwrap();
         let uptime = text
             .lines()
@@ -144,7 +144,7 @@ fn on_a_full_disk_a_kept_setting_is_refused_and_everything_else_goes_on() {
         Vm::start(dir.path(), "full-disk-vm"),
     );
     std::fs::create_dir(&state).unwrap();
-    write_config(dir.path(), OFF);
+    write_config(dir.path(), SLICES_OFF);
     // A full disk of its own, mounted in a private namespace.
     let script = r#"mount -t tmpfs -o size=64k none "$1" && cat /dev/zero >"$1/full" 2>/dev/null
         exec "$2" run -c "$3""#;
@@ -176,8 +176,8 @@ fn on_a_full_disk_a_kept_setting_is_refused_and_everything_else_goes_on() {
 }
 
 #[test]
-fn a_recording_on_a_full_disk_ends_with_a_sentence_and_has_no_half_lines() {
-    let d = Daemon::start(OFF);
+fn a_recording_on_a_full_disk_ends_with_an_error_and_has_no_half_lines() {
+    let d = Daemon::start(SLICES_OFF);
     let dir = tempfile::tempdir().unwrap();
     let script = r#"mount -t tmpfs -o size=16k none "$1" &&
         "$2" record --interval 100ms --for 60s --socket "$3" "$1/r" ; echo "ended $?" >&2
@@ -205,7 +205,7 @@ fn a_recording_on_a_full_disk_ends_with_a_sentence_and_has_no_half_lines() {
 }
 
 #[test]
-fn what_was_a_valid_configuration_stays_one() {
+fn a_configuration_of_0_1_0_stays_valid() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/configs");
     let mut files = 0;
     for file in std::fs::read_dir(folder).unwrap() {

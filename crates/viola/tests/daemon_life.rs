@@ -13,11 +13,11 @@ use rustix::process::Signal;
 use viola_proto::{Check, Stage, Status, VmList};
 
 /// A daemon that only measures.
-const OFF: &str = "[slices]\nenabled = false\n";
+const SLICES_OFF: &str = "[slices]\nenabled = false\n";
 
 #[test]
 fn garbage_on_the_control_socket_does_not_disturb_the_daemon() {
-    let d = Daemon::start(OFF);
+    let d = Daemon::start(SLICES_OFF);
     // Pseudo-random bytes, the same in each run.
     let mut x = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = || {
@@ -60,8 +60,8 @@ fn garbage_on_the_control_socket_does_not_disturb_the_daemon() {
 }
 
 #[test]
-fn json_is_what_the_socket_says() {
-    let mut d = Daemon::start(OFF);
+fn json_output_equals_the_sockets_answer() {
+    let mut d = Daemon::start(SLICES_OFF);
     let status: Status = d.json(&["status"]);
     assert_eq!(
         (status.pid, status.stage, status.interval_ns),
@@ -85,7 +85,7 @@ fn json_is_what_the_socket_says() {
 
 #[test]
 fn stop_lasts_until_start() {
-    let d = Daemon::start(OFF);
+    let d = Daemon::start(SLICES_OFF);
     assert!(stdout(&d.ask(&["stop", "--all"])).contains("viola start"));
     assert_eq!(d.json::<Status>(&["status"]).stage, Stage::Stopped);
     assert!(d.ask(&["start"]).status.success());
@@ -99,8 +99,8 @@ fn stop_lasts_until_start() {
 }
 
 #[test]
-fn sighup_takes_a_right_configuration_and_leaves_a_wrong_one() {
-    let mut d = Daemon::start(OFF);
+fn sighup_applies_a_valid_configuration_and_ignores_an_invalid_one() {
+    let mut d = Daemon::start(SLICES_OFF);
     let rest = "interval = \"250ms\"\n[slices]\nenabled = false\n";
     write_config(d.dir.path(), rest);
     d.signal(Signal::HUP);
@@ -115,9 +115,9 @@ fn sighup_takes_a_right_configuration_and_leaves_a_wrong_one() {
 }
 
 #[test]
-fn sigterm_and_sigint_end_it_with_0_and_its_socket_is_gone() {
+fn sigterm_and_sigint_end_the_daemon_with_0_and_remove_its_socket() {
     for signal in [Signal::TERM, Signal::INT] {
-        let mut d = Daemon::start(OFF);
+        let mut d = Daemon::start(SLICES_OFF);
         d.signal(signal);
         assert_eq!(d.ended().code(), Some(0), "{}", d.log());
         assert!(!d.socket().exists());
@@ -131,8 +131,8 @@ fn sigterm_and_sigint_end_it_with_0_and_its_socket_is_gone() {
 }
 
 #[test]
-fn a_daemon_that_was_killed_leaves_nothing_that_keeps_the_next_one_from_starting() {
-    let mut d = Daemon::start(OFF);
+fn the_next_daemon_starts_after_a_kill() {
+    let mut d = Daemon::start(SLICES_OFF);
     d.signal(Signal::KILL);
     assert_eq!(d.ended().code(), None);
     assert!(d.socket().exists());
@@ -142,7 +142,7 @@ fn a_daemon_that_was_killed_leaves_nothing_that_keeps_the_next_one_from_starting
 }
 
 #[test]
-fn a_dry_run_says_so_and_keeps_nothing() {
+fn a_dry_run_is_reported_and_keeps_no_setting() {
     let d = Daemon::start_with("[slices]\ncores = \"1\"\nforce = true\n", &["--dry-run"]);
     let status: Status = d.json(&["status"]);
     assert_eq!(status.stage, Stage::Advising);
@@ -155,7 +155,7 @@ fn a_dry_run_says_so_and_keeps_nothing() {
 }
 
 #[test]
-fn restore_without_anything_left_behind_says_so_twice() {
+fn restore_with_nothing_to_restore_reports_that_each_time() {
     let dir = tempfile::tempdir().unwrap();
     for _ in 0..2 {
         let o = viola()
@@ -183,7 +183,7 @@ fn restore_without_anything_left_behind_says_so_twice() {
 
 #[test]
 fn restore_beside_a_daemon_stops_it_first() {
-    let d = Daemon::start(OFF);
+    let d = Daemon::start(SLICES_OFF);
     let o = viola()
         .arg("restore")
         .arg("--run-dir")
@@ -204,9 +204,9 @@ fn restore_beside_a_daemon_stops_it_first() {
 }
 
 #[test]
-fn settings_that_were_damaged_are_set_aside_and_said_so() {
+fn damaged_settings_are_set_aside_with_a_warning() {
     let dir = tempfile::tempdir().unwrap();
-    write_config(dir.path(), OFF);
+    write_config(dir.path(), SLICES_OFF);
     fs::create_dir(dir.path().join("state")).unwrap();
     fs::write(dir.path().join("state/settings.json"), "{").unwrap();
     let d = Daemon::in_folder(dir, &[]);
@@ -214,10 +214,10 @@ fn settings_that_were_damaged_are_set_aside_and_said_so() {
 }
 
 #[test]
-fn the_journal_gets_levels_where_stderr_is_the_journal() {
+fn log_lines_have_levels_when_stderr_is_the_journal() {
     use std::os::unix::fs::MetadataExt;
     let dir = tempfile::tempdir().unwrap();
-    let file = write_config(dir.path(), OFF);
+    let file = write_config(dir.path(), SLICES_OFF);
     let log = dir.path().join("journal");
     let stream = fs::File::create(&log).unwrap();
     let m = stream.metadata().unwrap();
@@ -246,14 +246,14 @@ fn the_journal_gets_levels_where_stderr_is_the_journal() {
 }
 
 #[test]
-fn the_processes_of_the_slot_mechanism_are_not_for_people() {
+fn operators_cannot_start_the_slot_processes() {
     for name in ["slots-watchdog", "slots-controller"] {
         assert!(refusal(&output(&["internal", name, "{}"]), 2).contains("only the daemon"));
     }
 }
 
 #[test]
-fn without_the_accounting_program_there_are_no_slots_and_it_says_why() {
+fn without_the_accounting_program_slots_are_off_and_status_gives_the_reason() {
     // Without these capabilities the kernel refuses the accounting program, as a kernel without it would.
     let dir = tempfile::tempdir().unwrap();
     let file = write_config(

@@ -12,7 +12,7 @@ use common::{stderr, viola};
 use rustix::process::Signal;
 
 const ALL: [&str; 4] = ["va", "vb", "vc", "vd"];
-const SOON: Duration = Duration::from_millis(1500);
+const CHANGE_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// The daemon starts slots again by itself after such a fault.
 fn assert_slots_come_back(rig: &mut Rig) {
@@ -25,7 +25,7 @@ fn a_killed_controller() {
     let mut rig = Rig::four_busy("");
     let (_, controller) = rig.helpers();
     signal(controller, Signal::KILL);
-    rig.assert_stock_within(SOON);
+    rig.assert_stock_within(CHANGE_TIMEOUT);
     rig.assert_guests_work(&ALL);
     assert_slots_come_back(&mut rig);
     assert!(
@@ -40,7 +40,7 @@ fn a_stopped_controller() {
     let mut rig = Rig::four_busy("");
     let (_, controller) = rig.helpers();
     signal(controller, Signal::STOP);
-    rig.assert_stock_within(SOON);
+    rig.assert_stock_within(CHANGE_TIMEOUT);
     rig.assert_guests_work(&ALL);
     assert_slots_come_back(&mut rig);
     assert!(
@@ -55,8 +55,8 @@ fn a_killed_watchdog() {
     let mut rig = Rig::four_busy("");
     let (watchdog, controller) = rig.helpers();
     signal(watchdog, Signal::KILL);
-    rig.assert_stock_within(SOON);
-    within(SOON, "the controller ends", || {
+    rig.assert_stock_within(CHANGE_TIMEOUT);
+    within(CHANGE_TIMEOUT, "the controller ends", || {
         !std::path::Path::new(&format!("/proc/{controller}/exe")).exists()
     });
     rig.assert_guests_work(&ALL);
@@ -78,9 +78,9 @@ fn a_killed_daemon() {
     let rig = Rig::four_busy("");
     let (watchdog, controller) = rig.helpers();
     rig.daemon.signal(Signal::KILL);
-    rig.assert_stock_within(SOON);
+    rig.assert_stock_within(CHANGE_TIMEOUT);
     for pid in [watchdog, controller] {
-        within(SOON, "helpers end", || {
+        within(CHANGE_TIMEOUT, "helpers end", || {
             !std::path::Path::new(&format!("/proc/{pid}/exe")).exists()
         });
     }
@@ -109,13 +109,13 @@ fn a_daemon_killed_in_every_phase() {
         rig.daemon.kill();
         let _ = set.wait();
         std::thread::sleep(Duration::from_millis(300));
-        rig.assert_stock_within(SOON);
-        rig.daemon.again();
+        rig.assert_stock_within(CHANGE_TIMEOUT);
+        rig.daemon.restart();
     }
 }
 
 #[test]
-fn a_stopped_daemon_leaves_slots_at_work() {
+fn slots_continue_while_the_daemon_is_stopped() {
     let mut rig = Rig::four_busy("");
     rig.daemon.signal(Signal::STOP);
     std::thread::sleep(Duration::from_secs(1));
@@ -123,7 +123,7 @@ fn a_stopped_daemon_leaves_slots_at_work() {
     rig.assert_guests_work(&ALL);
     rig.daemon.signal(Signal::CONT);
     assert!(rig.daemon.stop().success());
-    rig.assert_stock_within(SOON);
+    rig.assert_stock_within(CHANGE_TIMEOUT);
 }
 
 #[test]
@@ -138,7 +138,10 @@ fn all_three_killed_at_once_and_restored_by_hand() {
         signal(pid, Signal::KILL);
     }
     std::thread::sleep(Duration::from_millis(300));
-    assert!(!rig.all_stock(), "nobody was there to put it back");
+    assert!(
+        !rig.all_stock(),
+        "the threads were restored without a process to do it"
+    );
     let restore = || {
         viola()
             .args(["restore", "--run-dir"])
@@ -171,11 +174,11 @@ fn all_three_killed_at_once_and_restored_by_the_next_start() {
     let dir = std::mem::replace(&mut rig.daemon.dir, tempfile::tempdir().unwrap());
     common::write_config(dir.path(), "[slices]\nenabled = false\n");
     let _next = common::Daemon::in_folder(dir, &[]);
-    rig.assert_stock_within(SOON);
+    rig.assert_stock_within(CHANGE_TIMEOUT);
 }
 
 #[test]
-fn a_guest_that_dies_in_its_slot() {
+fn a_vm_that_dies_in_its_slot() {
     let mut rig = Rig::four_busy("");
     for name in ["va", "vb"] {
         rig.guest(name).kill();

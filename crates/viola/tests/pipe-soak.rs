@@ -23,13 +23,13 @@ use viola_host::proc;
 
 use client::Client;
 use common::guests::within;
-use rig::{MIB, NGINX, Rig, SOON, Wish};
-use ways::{Far, ROUTER, behind_a_router, disturb};
+use rig::{CHANGE_TIMEOUT, MIB, NGINX, Rig, WebSpec};
+use ways::{ROUTER, RemoteClient, behind_a_router, disturb};
 
 /// Number of concurrent clients.
-const MANY: usize = 200;
+const CONCURRENT_CLIENTS: usize = 200;
 /// Number of clients on the lossy link.
-const LOSSY: usize = 12;
+const LOSSY_CLIENTS: usize = 12;
 
 /// A pseudo-random sequence; the seed determines it.
 struct Dice(u64);
@@ -44,13 +44,13 @@ impl Dice {
 
 /// Totals of all clients.
 #[derive(Default)]
-struct Had {
+struct Totals {
     bodies: AtomicU64,
     left: AtomicU64,
 }
 
 /// Runs `what` in each of `count` clients again and again until the time is over. `what` gets the client's number.
-fn crowd(span: Duration, count: usize, what: impl Fn(usize, &mut Dice) + Sync) {
+fn run_clients(span: Duration, count: usize, what: impl Fn(usize, &mut Dice) + Sync) {
     let end = Instant::now() + span;
     std::thread::scope(|scope| {
         for number in 0..count {
@@ -66,7 +66,7 @@ fn crowd(span: Duration, count: usize, what: impl Fn(usize, &mut Dice) + Sync) {
 }
 
 /// Fetches some files on one connection.
-fn polite(rig: &Rig, had: &Had, dice: &mut Dice, mut client: Client) {
+fn polite(rig: &Rig, had: &Totals, dice: &mut Dice, mut client: Client) {
     for _ in 0..=dice.roll(4) {
         let number = dice.roll(rig.files.len());
         let file = &rig.files[number];
@@ -76,7 +76,7 @@ fn polite(rig: &Rig, had: &Had, dice: &mut Dice, mut client: Client) {
 }
 
 /// Misbehaves: closes in the middle, reads with pauses, pipelines requests, or requests ranges.
-fn rude(rig: &Rig, had: &Had, dice: &mut Dice, mut client: Client) {
+fn rude(rig: &Rig, had: &Totals, dice: &mut Dice, mut client: Client) {
     let number = dice.roll(rig.files.len());
     let (path, file) = (format!("/f{number}"), &rig.files[number]);
     match dice.roll(4) {
@@ -119,7 +119,7 @@ fn rude(rig: &Rig, had: &Had, dice: &mut Dice, mut client: Client) {
 
 /// Resources that could leak.
 #[derive(Debug)]
-struct Left {
+struct Resources {
     /// Descriptors and threads of the worker, the agent and the server.
     programs: [(usize, usize); 3],
     /// Sockets in the VM's network namespace on the host.
@@ -127,7 +127,7 @@ struct Left {
     rules: usize,
 }
 
-impl Left {
+impl Resources {
     fn now(rig: &Rig) -> Self {
         let workers = proc::children(rig.daemon.pid()).unwrap();
         let [worker] = workers[..] else {
@@ -151,7 +151,7 @@ impl Left {
         Self {
             programs: [(count("fd"), count("task")), of("viola-agent"), of("nginx")],
             sockets: lines("tcp") + lines("tcp6"),
-            rules: rules(worker),
+            rules: flow_count(worker),
         }
     }
 
@@ -163,7 +163,7 @@ impl Left {
 }
 
 /// The number of connections in the map of the steering program.
-fn rules(worker: u32) -> usize {
+fn flow_count(worker: u32) -> usize {
     let maps: BTreeSet<u32> = fs::read_dir(format!("/proc/{worker}/fdinfo"))
         .unwrap()
         .filter_map(|file| fs::read_to_string(file.unwrap().path()).ok())
@@ -185,19 +185,19 @@ fn rules(worker: u32) -> usize {
 
 #[test]
 #[ignore = "minutes: make test-beds"]
-fn nothing_is_left_and_no_byte_is_wrong() {
+fn no_resource_leaks_and_no_byte_is_wrong() {
     let seconds = std::env::var("VIOLA_PIPE_SOAK").map_or(200, |s| s.parse::<u64>().unwrap());
     let span = Duration::from_secs(seconds.clamp(8, 600)) / 4;
     let sizes: Vec<usize> = (0..7).map(|n| (2 + n) * MIB + n * 4321).collect();
-    let rig = Rig::with(&Wish {
+    let rig = Rig::with(&WebSpec {
         name: "pi-soak",
         sizes: &sizes,
         more: ROUTER,
-        ..Wish::default()
+        ..WebSpec::default()
     });
-    let far: Far = behind_a_router(&rig);
+    let far: RemoteClient = behind_a_router(&rig);
     rig.web.start(&NGINX, "VIOLA_PIPE_MIN=1000000");
-    let had = Had::default();
+    let had = Totals::default();
     let begun = |what: &str| {
         let work = rig.work();
         let (bodies, mib) = (had.bodies.load(Ordering::Relaxed), work.bytes >> 20);
@@ -210,19 +210,21 @@ fn nothing_is_left_and_no_byte_is_wrong() {
     // Resources that the first pipe creates once are no leak.
     rig.client().fetch("/f0", &rig.files[0]);
     rig.settled(1);
-    let before = Left::now(&rig);
+    let before = Resources::now(&rig);
 
-    crowd(span, 1, |_, dice| polite(&rig, &had, dice, rig.client()));
+    run_clients(span, 1, |_, dice| polite(&rig, &had, dice, rig.client()));
     begun("one after another");
-    crowd(span, MANY, |_, dice| polite(&rig, &had, dice, rig.client()));
+    run_clients(span, CONCURRENT_CLIENTS, |_, dice| {
+        polite(&rig, &had, dice, rig.client())
+    });
     begun("many at once");
     disturb(&rig.lab.guests()[1]);
-    crowd(span, LOSSY, |_, dice| {
+    run_clients(span, LOSSY_CLIENTS, |_, dice| {
         polite(&rig, &had, dice, far.client())
     });
     let work = begun("with loss");
     assert_eq!(work.broken, 0, "{work:?}");
-    crowd(span, 64, |number, dice| match number {
+    run_clients(span, 64, |number, dice| match number {
         0..6 => rude(&rig, &had, dice, far.client()),
         6..20 => polite(&rig, &had, dice, rig.client()),
         _ => rude(&rig, &had, dice, rig.client()),
@@ -230,12 +232,12 @@ fn nothing_is_left_and_no_byte_is_wrong() {
     let work = rig.settled(had.bodies.load(Ordering::Relaxed) / 2);
     begun("rude ones");
     let left = had.left.load(Ordering::Relaxed);
-    assert!(work.broken <= left, "{left} have left: {work:?}");
-    println!("{}", rig.agent_says());
+    assert!(work.broken <= left, "{left} clients closed early: {work:?}");
+    println!("{}", rig.agent_status());
 
-    let deadline = Instant::now() + SOON;
+    let deadline = Instant::now() + CHANGE_TIMEOUT;
     loop {
-        let now = Left::now(&rig);
+        let now = Resources::now(&rig);
         if now.is_clean(&before) {
             break;
         }
@@ -245,10 +247,10 @@ fn nothing_is_left_and_no_byte_is_wrong() {
     assert!(
         rig.sh("dmesg | grep -iE 'bug:|oops|call trace' || true")
             .is_empty(),
-        "the guest's kernel complains"
+        "the guest's kernel logged an error"
     );
-    within(SOON, "the agent is idle", || {
-        rig.agent_says().contains(": 0 now;")
+    within(CHANGE_TIMEOUT, "the agent is idle", || {
+        rig.agent_status().contains(": 0 now;")
     });
     rig.client().fetch("/f0", &rig.files[0]);
 }

@@ -139,7 +139,7 @@ impl Vm {
 
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
-fn what_is_acknowledged_early_is_kept() {
+fn data_that_is_acknowledged_early_is_never_lost() {
     let vm = Vm::boot();
     // The module does nothing before it is configured.
     assert_eq!(vm.arrives("262144 0 0 0", ""), 0);
@@ -163,7 +163,7 @@ fn what_is_acknowledged_early_is_kept() {
     // Behind a gap the receiver has nothing to read, so it seldom owns its socket.
     let (gaps, mut streams) = (vm.count("gap"), 0);
     while vm.count("gap") == gaps {
-        assert!(streams < 8, "no segment behind a gap came to the backlog");
+        assert!(streams < 8, "no segment behind a gap reached the backlog");
         assert!(vm.arrives("262144 0 0 0", "delay 2ms loss 1%") > 0);
         streams += 1;
     }
@@ -225,7 +225,10 @@ fn what_is_acknowledged_early_is_kept() {
     }
     vm.sh("rm /tmp/short; sleep 1");
     println!("{broken} of {streams} streams were reset");
-    assert!(broken > 0, "the look after drops was not put to the test");
+    assert!(
+        broken > 0,
+        "no stream was reset, so the check after drops did not run"
+    );
     assert_eq!(vm.count("reset"), broken);
 
     // The module is unloaded and loaded again while data arrives.
@@ -246,7 +249,7 @@ fn what_is_acknowledged_early_is_kept() {
 
 /// The module's source and its DKMS package must have the same version.
 #[test]
-fn the_packages_version_is_the_modules() {
+fn the_package_and_the_module_have_the_same_version() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../guest-kmod");
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
     let version = concat!("\"", env!("CARGO_PKG_VERSION"), "\"");

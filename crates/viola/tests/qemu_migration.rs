@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::guests::within;
-use common::qemu::{Bed, Disk, F, POOL, SOON, plug, unplug};
+use common::qemu::{BLOCK_FOLDER, Bed, CHANGE_TIMEOUT, Disk, POOL, plug, unplug};
 use serde_json::json;
 use viola_lab::qemu::{QemuVm, VmSpec};
 use viola_proto::vread::Vread;
@@ -26,13 +26,13 @@ fn migrate(from: &QemuVm, to: &QemuVm, folder: &Path, has_events: bool) -> u64 {
     }
     from.qmp("migrate", Some(json!({ "uri": uri }))).unwrap();
     let mut last = json!(null);
-    within(SOON, "the migration ends", || {
+    within(CHANGE_TIMEOUT, "the migration ends", || {
         last = from.qmp("query-migrate", None).unwrap();
         let status = last["status"].as_str().unwrap_or_default().to_owned();
         assert!(status != "failed" && status != "cancelled", "{last}");
         status == "completed"
     });
-    within(SOON, "it runs there", || {
+    within(CHANGE_TIMEOUT, "the VM runs at the target", || {
         to.qmp("query-status", None).unwrap()["status"] == "running"
     });
     last["downtime"].as_u64().unwrap_or(0)
@@ -65,7 +65,9 @@ fn a_reader_moves_without_its_device_and_reads_on_with_a_new_one() {
     let begin = Instant::now();
     unplug(&bed.rd, "fs0");
     println!("unplugged in {:.2} s", begin.elapsed().as_secs_f32());
-    within(SOON, "the worker sees that", || !bed.shown().1.connected);
+    within(CHANGE_TIMEOUT, "the worker sees the disconnect", || {
+        !bed.shown().1.connected
+    });
     within(Duration::from_secs(30), "the read has ended", || {
         !bed.rd.sh("cat /tmp/late").unwrap().is_empty()
     });
@@ -80,8 +82,12 @@ fn a_reader_moves_without_its_device_and_reads_on_with_a_new_one() {
     let pause = migrate(&bed.rd, &there, bed.folder.path(), true);
     println!("paused for {pause} ms");
     bed.rd.kill();
-    there.ping(SOON).unwrap();
-    assert_eq!(there.sh("cat /tmp/late").unwrap(), late, "the same guest");
+    there.ping(CHANGE_TIMEOUT).unwrap();
+    assert_eq!(
+        there.sh("cat /tmp/late").unwrap(),
+        late,
+        "the VM at the target is not the same guest"
+    );
     let begin = Instant::now();
     plug(&there, "fs0", &bed.socket());
     println!("plugged in {:.2} s", begin.elapsed().as_secs_f32());
@@ -89,12 +95,14 @@ fn a_reader_moves_without_its_device_and_reads_on_with_a_new_one() {
     bed.rd.sh("mount -t virtiofs viola /mnt").unwrap();
     bed.assert_same(1);
     bed.assert_same(2);
-    within(SOON, "it is shown", || bed.shown().1.connected);
+    within(CHANGE_TIMEOUT, "the connection is shown", || {
+        bed.shown().1.connected
+    });
 }
 
 #[test]
 #[ignore = "boots emulated PCs: make test-beds"]
-fn a_datanode_moves_and_is_read_where_it_is() {
+fn a_datanode_migrates_and_is_read_at_its_new_place() {
     for has_events in [true, false] {
         let name = if has_events { "qm-dn" } else { "qm-ds" };
         let mut bed = Bed::boot(name, Disk::Raw);
@@ -114,14 +122,18 @@ fn a_datanode_moves_and_is_read_where_it_is() {
         migrate(&bed.dn, &there, bed.folder.path(), has_events);
         // The source process still runs and holds no lease.
         let here = format!("qemu:{name}-dn");
-        within(Duration::from_secs(10), "its leases have ended", || {
-            let all: Vread = bed.daemon.json(&["vread", "stat"]);
-            let old = all.datanodes.iter().find(|d| d.vm == here);
-            old.is_none_or(|d| d.blocks == 0 || !d.serving)
-        });
+        within(
+            Duration::from_secs(10),
+            "the source's leases have ended",
+            || {
+                let all: Vread = bed.daemon.json(&["vread", "stat"]);
+                let old = all.datanodes.iter().find(|d| d.vm == here);
+                old.is_none_or(|d| d.blocks == 0 || !d.serving)
+            },
+        );
         let old = std::mem::replace(&mut bed.dn, there);
         old.kill();
-        bed.dn.ping(SOON).unwrap();
+        bed.dn.ping(CHANGE_TIMEOUT).unwrap();
         bed.wait_blocks(2);
         bed.make(3, 100);
         bed.wait_blocks(3);
@@ -129,9 +141,13 @@ fn a_datanode_moves_and_is_read_where_it_is() {
             bed.wait_same(id);
         }
         bed.dn
-            .sh(&format!("rm {F}/blk_2 {F}/blk_2_1001.meta"))
+            .sh(&format!(
+                "rm {BLOCK_FOLDER}/blk_2 {BLOCK_FOLDER}/blk_2_1001.meta"
+            ))
             .unwrap();
-        within(SOON, "the deleted one is gone", || bed.is_absent(2));
+        within(CHANGE_TIMEOUT, "the deleted block is gone", || {
+            bed.is_absent(2)
+        });
         let (right, none) = bed.end_reading();
         println!("read right {right} times, not there {none} times");
     }

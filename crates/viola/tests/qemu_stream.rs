@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::Daemon;
 use common::guests::within;
-use common::qemu::{Bed, F, POOL, SOON, kill};
+use common::qemu::{BLOCK_FOLDER, Bed, CHANGE_TIMEOUT, POOL, kill};
 use serde_json::json;
 use viola_lab::qemu::{Image, QemuVm, VmSpec};
 
@@ -71,7 +71,7 @@ fn start_relay(rd: &QemuVm) {
 }
 
 fn wait_stream(bed: &Bed) {
-    let limit = Instant::now() + SOON;
+    let limit = Instant::now() + CHANGE_TIMEOUT;
     // The worker has the session a moment before the agent has mounted.
     let mounted = || bed.rd.sh("grep -q fuse.viola /proc/mounts").is_ok();
     while bed.shown().1.transport != "stream" || !mounted() {
@@ -95,10 +95,13 @@ fn assert_same(bed: &Bed, id: u32) {
         (format!("blk_{id}"), format!("blk_{id}_1001")),
         (format!("blk_{id}_1001.meta"), format!("blk_{id}_1001.meta")),
     ] {
-        let theirs = bed.dn.sh(&format!("sha256sum < {F}/{theirs}")).unwrap();
+        let theirs = bed
+            .dn
+            .sh(&format!("sha256sum < {BLOCK_FOLDER}/{theirs}"))
+            .unwrap();
         let read = format!("cat /mnt/{POOL}/{ours} >/tmp/b && sha256sum </tmp/b");
-        within(SOON, "it is read", || {
-            let output = bed.rd.exec(&read, SOON).unwrap();
+        within(CHANGE_TIMEOUT, "the block is read", || {
+            let output = bed.rd.exec(&read, CHANGE_TIMEOUT).unwrap();
             assert!(!output.timed_out, "the mount hangs");
             if output.status == 0 {
                 assert_eq!(output.stdout, theirs, "{ours}");
@@ -110,7 +113,7 @@ fn assert_same(bed: &Bed, id: u32) {
 
 #[test]
 #[ignore = "boots emulated PCs: make test-beds"]
-fn blocks_come_by_a_port_and_whoever_is_killed_the_mount_goes_on() {
+fn blocks_arrive_by_a_port_and_the_mount_survives_every_kill() {
     let bed = boot("qs-way");
     for id in 1..=3 {
         bed.make(id, 400 * id);
@@ -119,7 +122,7 @@ fn blocks_come_by_a_port_and_whoever_is_killed_the_mount_goes_on() {
     bed.start_agent();
     bed.wait_blocks(4);
     // The port has no peer: the reader's worker waits and reports that.
-    within(SOON, "the port is found", || {
+    within(CHANGE_TIMEOUT, "the port is found", || {
         bed.shown().1.why == "no agent answers at its port"
     });
     assert!(
@@ -148,7 +151,7 @@ fn blocks_come_by_a_port_and_whoever_is_killed_the_mount_goes_on() {
         "{status}"
     );
     // The mount has the same properties as with virtio-fs: read only, for one user.
-    let refused = bed.rd.exec("touch /mnt/x", SOON).unwrap();
+    let refused = bed.rd.exec("touch /mnt/x", CHANGE_TIMEOUT).unwrap();
     assert!(refused.stderr.contains("Read-only"), "{refused:?}");
 
     // The worker is killed under load: no byte is wrong, and the mount stays.
@@ -156,7 +159,7 @@ fn blocks_come_by_a_port_and_whoever_is_killed_the_mount_goes_on() {
     bed.wait_reads(3);
     let before = bed.shown().1.pid;
     kill(before);
-    within(SOON, "a new worker", || {
+    within(CHANGE_TIMEOUT, "a new worker", || {
         let (_, now) = bed.shown();
         now.pid != before && now.transport == "stream"
     });
@@ -194,7 +197,7 @@ fn a_reader_migrates_live_with_its_mount() {
         .qmp("migrate-incoming", Some(json!({ "uri": way })))
         .unwrap();
     bed.rd.qmp("migrate", Some(json!({ "uri": way }))).unwrap();
-    within(SOON, "it has migrated", || {
+    within(CHANGE_TIMEOUT, "the migration ends", || {
         let state = bed.rd.qmp("query-migrate", None).unwrap();
         assert_ne!(state["status"], "failed", "{state}");
         state["status"] == "completed"

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use viola_lab::qemu::{Image, QemuVm, VmSpec};
 
 /// Timeout of a change in an emulated VM; the agent itself checks every ten seconds.
-const SOON: Duration = Duration::from_secs(90);
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(90);
 const CONFIG: &str = "/tmp/turbo.toml";
 
 struct Vm {
@@ -109,7 +109,7 @@ impl Vm {
                     .sh(&format!("cat /tmp/agent.log; {show}"))
                     .unwrap_or_default()
             };
-            assert!(begin.elapsed() < SOON, "not: {what}\n{}", log());
+            assert!(begin.elapsed() < CHANGE_TIMEOUT, "not: {what}\n{}", log());
             std::thread::sleep(Duration::from_millis(300));
         }
     }
@@ -190,12 +190,12 @@ fn network() {
 
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
-fn io_goes_to_the_turbo_vcpu_applications_leave_it_and_all_is_put_back() {
+fn io_moves_to_the_turbo_vcpu_applications_leave_it_and_all_is_restored() {
     let vm = Vm::boot(2);
     vm.sh("for n in $(sed -n 's/^ *\\([0-9]*\\):.*virtio.*put.*/\\1/p' /proc/interrupts); do echo 1 >/proc/irq/$n/smp_affinity_list; done");
     let before = vm.settings();
     let [_, other] = vm.traffic();
-    assert!(other > 20, "interrupts come to vCPU 1: {other}");
+    assert!(other > 20, "too few interrupts reach vCPU 1: {other}");
     vm.start_agent(0);
     vm.wait_state("in force");
     let queues = vm.queues("eth0");
@@ -204,7 +204,7 @@ fn io_goes_to_the_turbo_vcpu_applications_leave_it_and_all_is_put_back() {
         "{queues:?}"
     );
     // Each interrupt arrives once more at the old CPU before the kernel moves it.
-    vm.wait("interrupts come to the turbo vCPU alone", || {
+    vm.wait("interrupts reach only the turbo vCPU", || {
         let [turbo, other] = vm.traffic();
         turbo > 20 && other == 0
     });
@@ -255,7 +255,7 @@ fn io_goes_to_the_turbo_vcpu_applications_leave_it_and_all_is_put_back() {
 
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
-fn vcpus_and_interfaces_that_come_and_go_are_followed() {
+fn hotplug_of_vcpus_and_interfaces_is_followed() {
     // Without a known hypervisor the kernel accepts only vCPUs that were present at boot.
     let third = "max-x86_64-cpu,id=cpu2,socket-id=0,core-id=2,thread-id=0";
     let vm = Vm::boot_with(2, &format!("-device {third}"));
@@ -266,7 +266,7 @@ fn vcpus_and_interfaces_that_come_and_go_are_followed() {
     vm.machine.qmp("netdev_add", Some(netdev)).unwrap();
     let device = json!({"driver": "virtio-net-pci", "id": "nic1", "netdev": "h1", "mac": "52:54:00:77:00:12", "bus": "rp1"});
     vm.machine.qmp("device_add", Some(device)).unwrap();
-    vm.wait("eth1 is there", || {
+    vm.wait("eth1 exists", || {
         vm.machine.sh("ls /sys/class/net/eth1").is_ok()
     });
     vm.sh("ip link set eth1 up");
@@ -282,9 +282,13 @@ fn vcpus_and_interfaces_that_come_and_go_are_followed() {
     let nic = json!({"id": "nic1"});
     vm.machine.qmp("device_del", Some(nic)).unwrap();
     vm.machine
-        .wait_event("DEVICE_DELETED", |data| data["device"] == "nic1", SOON)
+        .wait_event(
+            "DEVICE_DELETED",
+            |data| data["device"] == "nic1",
+            CHANGE_TIMEOUT,
+        )
         .unwrap();
-    vm.wait("eth1 is forgotten", || {
+    vm.wait("eth1 is no longer in the report", || {
         !vm.report().to_string().contains(&name)
     });
     assert_eq!(vm.report()["state"], "in force");
@@ -292,17 +296,17 @@ fn vcpus_and_interfaces_that_come_and_go_are_followed() {
     let xps = || vm.sh("cat /sys/class/net/eth0/queues/tx-1/xps_cpus");
     assert_eq!(xps(), "6");
     vm.sh("echo 0 >/sys/devices/system/cpu/cpu2/online");
-    vm.wait("it is left out", || xps() == "2");
+    vm.wait("the offline vCPU is left out", || xps() == "2");
     vm.sh("echo 1 >/sys/devices/system/cpu/cpu2/online");
-    vm.wait("programs may use it", || xps() == "6");
+    vm.wait("programs may use the vCPU", || xps() == "6");
     // Unplugs a vCPU. QEMU sends no event for an emulated CPU, and it exits when that CPU is plugged in again.
     let cpu = json!({"id": "cpu2"});
     vm.machine.qmp("device_del", Some(cpu)).unwrap();
-    vm.wait("it is gone", || {
+    vm.wait("the vCPU is unplugged", || {
         let cpus = vm.machine.qmp("query-cpus-fast", None).unwrap();
         cpus.as_array().is_some_and(|cpus| cpus.len() == 2)
     });
-    vm.wait("it is forgotten", || xps() == "2");
+    vm.wait("the agent drops the vCPU", || xps() == "2");
     assert_eq!(vm.report()["state"], "in force");
     // Takes the last vCPU of the applications offline.
     vm.sh("echo 0 >/sys/devices/system/cpu/cpu1/online");
@@ -319,14 +323,14 @@ fn vcpus_and_interfaces_that_come_and_go_are_followed() {
     vm.wait_state("off: this VM has one vCPU; turbo needs a second one for the applications");
     vm.sh("echo 1 >/sys/devices/system/cpu/cpu1/online");
     vm.wait_state("in force");
-    vm.wait("interrupts are back on it", || {
+    vm.wait("interrupts are back on the turbo vCPU", || {
         vm.queues("eth0").iter().all(|q| q == "1")
     });
 }
 
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
-fn a_guest_that_refuses_moves_of_interrupts_has_its_packets_passed_on() {
+fn a_guest_that_cannot_move_interrupts_uses_rps() {
     let vm = Vm::boot(2);
     vm.sh("for n in $(sed -n 's/^ *\\([0-9]*\\):.*virtio.*put.*/\\1/p' /proc/interrupts); do echo 1 >/proc/irq/$n/smp_affinity_list; done; \
            mount --bind /proc/irq /proc/irq; mount -o remount,bind,ro /proc/irq");
@@ -347,7 +351,7 @@ fn a_guest_that_refuses_moves_of_interrupts_has_its_packets_passed_on() {
 
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
-fn irqbalance_leaves_alone_what_was_moved_and_is_told_when_it_is_over() {
+fn irqbalance_leaves_moved_interrupts_alone_until_turbo_ends() {
     let vm = Vm::boot(2);
     vm.sh("mkdir -p /run/irqbalance; irqbalance -f -t 1 </dev/null >/tmp/irqbalance.log 2>&1 & echo $! >/tmp/irqbalance.pid");
     vm.wait("irqbalance listens", || {
@@ -402,7 +406,7 @@ fn irqbalance_leaves_alone_what_was_moved_and_is_told_when_it_is_over() {
 
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
-fn a_guest_with_one_vcpu_is_left_as_it_is() {
+fn a_guest_with_one_vcpu_keeps_its_settings() {
     let vm = Vm::boot(1);
     let before = vm.settings();
     vm.start_agent(0);

@@ -8,7 +8,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::guests::within;
-use common::qemu::{Bed, Disk, POOL, SOON, kill, plug, unplug};
+use common::qemu::{Bed, CHANGE_TIMEOUT, Disk, POOL, kill, plug, unplug};
 use serde_json::json;
 
 #[test]
@@ -47,14 +47,14 @@ fn a_raw_disk_is_read_and_followed_through_a_live_snapshot_and_a_mirror() {
     bed.dn.clear_events();
     bed.dn.qmp("drive-mirror", Some(mirror)).unwrap();
     bed.dn
-        .wait_event("BLOCK_JOB_READY", |_| true, SOON)
+        .wait_event("BLOCK_JOB_READY", |_| true, CHANGE_TIMEOUT)
         .unwrap();
     bed.make(5, 100);
     bed.dn
         .qmp("block-job-complete", Some(json!({"device": "m"})))
         .unwrap();
     bed.dn
-        .wait_event("BLOCK_JOB_COMPLETED", |_| true, SOON)
+        .wait_event("BLOCK_JOB_COMPLETED", |_| true, CHANGE_TIMEOUT)
         .unwrap();
     bed.make(6, 100);
     bed.wait_blocks(6);
@@ -90,7 +90,9 @@ fn a_qcow2_disk_with_a_backing_file_is_read_and_reverted() {
     // The disk reverts to a state before the second block. The block is gone, whatever has its place now.
     bed.dn.clear_events();
     assert_eq!(bed.dn.hmp("loadvm a").unwrap(), "");
-    bed.dn.wait_event("RESUME", |_| true, SOON).unwrap();
+    bed.dn
+        .wait_event("RESUME", |_| true, CHANGE_TIMEOUT)
+        .unwrap();
     std::thread::sleep(Duration::from_millis(100));
     assert!(bed.is_absent(2));
     bed.make(3, 400);
@@ -113,19 +115,21 @@ fn a_reset_and_a_stop_end_all_leases() {
     bed.assert_same(1);
     let before = bed.shown().0.epoch;
     bed.dn.qmp("stop", None).unwrap();
-    within(SOON, "nothing is served", || bed.is_absent(1));
+    within(CHANGE_TIMEOUT, "no block is served", || bed.is_absent(1));
     bed.dn.qmp("cont", None).unwrap();
-    within(SOON, "a new epoch", || bed.shown().0.epoch > before);
+    within(CHANGE_TIMEOUT, "a new epoch", || {
+        bed.shown().0.epoch > before
+    });
     bed.wait_blocks(1);
     bed.wait_same(1);
     bed.dn.sh("sync").unwrap();
     let boots = bed.dn.boots();
     bed.dn.qmp("system_reset", None).unwrap();
-    within(Duration::from_secs(5), "nothing is served", || {
+    within(Duration::from_secs(5), "no block is served", || {
         bed.is_absent(1)
     });
     bed.dn.wait_boot(boots).unwrap();
-    assert!(bed.is_absent(1), "nobody has named it again");
+    assert!(bed.is_absent(1), "the block was named again");
     bed.mount_disk();
     bed.start_agent();
     bed.wait_blocks(1);
@@ -147,7 +151,7 @@ fn a_killed_daemon_is_not_noticed_and_an_idle_mount_outlives_its_worker() {
     bed.assert_same(2);
     bed.make(3, 200);
     bed.wait_same(3);
-    bed.daemon.again();
+    bed.daemon.restart();
     bed.wait_blocks(3);
     assert_eq!(bed.shown().1.pid, before.pid);
     bed.assert_same(3);
@@ -165,7 +169,7 @@ fn a_killed_daemon_is_not_noticed_and_an_idle_mount_outlives_its_worker() {
 /// QEMU does not reconnect its device, and a request under way waits without end: only the VM's kernel can abort it.
 #[test]
 #[ignore = "boots emulated PCs: make test-beds"]
-fn a_dead_worker_is_given_up_by_the_vms_kernel_and_the_vm_reads_again_when_started_again() {
+fn the_vms_kernel_aborts_requests_of_a_dead_worker_and_reads_after_a_restart() {
     let mut bed = Bed::boot_with("qv-die", Disk::Raw, "new");
     bed.rd
         .sh("echo 2 >/proc/sys/fs/fuse/default_request_timeout && mount -t virtiofs viola /mnt")
@@ -181,7 +185,7 @@ fn a_dead_worker_is_given_up_by_the_vms_kernel_and_the_vm_reads_again_when_start
     // The kernel checks every 15 seconds for requests that have waited too long.
     let begin = Instant::now();
     let read = format!("cat /mnt/{POOL}/blk_2_1001 >/dev/null; cat /mnt/{POOL}/blk_1_1001 2>&1");
-    let output = bed.rd.exec(&read, SOON).unwrap();
+    let output = bed.rd.exec(&read, CHANGE_TIMEOUT).unwrap();
     println!(
         "the read has failed after {:.1} s",
         begin.elapsed().as_secs_f32()
@@ -209,7 +213,7 @@ fn a_dead_worker_is_given_up_by_the_vms_kernel_and_the_vm_reads_again_when_start
 fn end_worker(bed: &Bed) {
     let (_, before) = bed.shown();
     kill(before.pid);
-    within(SOON, "a new worker", || {
+    within(CHANGE_TIMEOUT, "a new worker", || {
         let now = bed.shown().1;
         now.running && now.pid != before.pid && !now.datanodes.is_empty()
     });

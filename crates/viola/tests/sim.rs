@@ -22,7 +22,7 @@ fn scenario(name: &str) -> PathBuf {
 }
 
 #[test]
-fn a_wrong_scenario_ends_with_2_and_one_sentence() {
+fn an_invalid_scenario_ends_with_status_2_and_one_sentence() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("s.toml");
     let name = file.to_str().unwrap();
@@ -76,7 +76,7 @@ fn the_same_file_and_seed_give_the_same_bytes() {
 }
 
 #[test]
-fn a_host_is_advised_on_and_a_fleet_says_its_error() {
+fn advice_for_a_host_and_the_error_of_a_fleet_are_printed() {
     let file = scenario("four.toml");
     let out = sim(&["host", file.to_str().unwrap(), "--seeds", "2"]);
     let said = text(&out.stdout);

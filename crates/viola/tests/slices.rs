@@ -18,7 +18,7 @@ use viola_proto::{Status, VmList};
 const SPAN: Duration = Duration::from_secs(3);
 /// Tolerance of a share in points of the core. The benchmark checks the exact bar; a test must not fail because the hypervisor
 /// took the CPU from this machine for a moment.
-const POINTS: f64 = 3.0;
+const TOLERANCE_POINTS: f64 = 3.0;
 
 fn assert_shares(rig: &Rig, names: &[&str], fair: &[f64]) {
     let shares = rig.shares(names, SPAN);
@@ -26,7 +26,7 @@ fn assert_shares(rig: &Rig, names: &[&str], fair: &[f64]) {
     for ((name, got), want) in names.iter().zip(&shares).zip(fair) {
         let got = got * 100.0 / total;
         assert!(
-            (got - want).abs() < POINTS,
+            (got - want).abs() < TOLERANCE_POINTS,
             "{name}: {got:.1} % where {want} % is fair; all: {shares:?}"
         );
     }
@@ -64,14 +64,14 @@ fn weights_and_caps_hold_and_are_set_live() {
 }
 
 #[test]
-fn a_cap_holds_on_a_core_that_would_else_be_idle() {
+fn a_cap_holds_on_an_otherwise_idle_core() {
     let rig = Rig::boot(
         &[("va", HOG), ("vb", "")],
         "[[vm]]\nname = \"va\"\ncap = \"20%\"\n",
     );
     within(Duration::from_secs(10), "slots on", || rig.all_by_slots());
     let share = rig.shares(&["va"], SPAN)[0];
-    assert!((share - 20.0).abs() < POINTS, "{share:.1} %");
+    assert!((share - 20.0).abs() < TOLERANCE_POINTS, "{share:.1} %");
 }
 
 #[test]
@@ -153,11 +153,11 @@ fn a_guest_that_forks_heavily_keeps_its_share_and_leaves_no_real_time_thread_beh
     assert!(rig.daemon.ask(&["stop", "--all"]).status.success());
     rig.assert_stock_within(Duration::from_secs(3));
     std::thread::sleep(Duration::from_millis(500));
-    assert!(rig.all_stock(), "what it forked since is real-time");
+    assert!(rig.all_stock(), "processes forked since are real-time");
 }
 
 #[test]
-fn nothing_is_changed_without_a_reason_and_all_is_taken_back() {
+fn nothing_changes_without_a_reason_and_every_change_is_undone() {
     let rig = Rig::boot(&[("va", HOG), ("vb", HOG)], "");
     std::thread::sleep(Duration::from_millis(500));
     assert!(rig.all_stock(), "no VM is latency-sensitive");
@@ -225,7 +225,7 @@ fn a_kept_setting_survives_a_restart() {
 }
 
 #[test]
-fn ordinary_work_on_the_core_still_gets_done() {
+fn fair_class_and_kernel_threads_on_the_core_still_run() {
     let _rig = Rig::four_busy("");
     // A fair-class process and a kernel thread of that core both run in the time of the kernel's fair server.
     let start = Instant::now();
@@ -256,7 +256,7 @@ fn ordinary_work_on_the_core_still_gets_done() {
 }
 
 #[test]
-fn two_daemons_do_not_fight_over_a_core() {
+fn a_second_daemon_is_refused_a_managed_core() {
     let rig = Rig::four_busy("");
     let other = common::Daemon::start(&format!(
         "[slices]\ncores = \"{CORE}\"\n[[vm]]\nname = \"vb\"\nclass = \"ls\"\n"
@@ -268,7 +268,7 @@ fn two_daemons_do_not_fight_over_a_core() {
     drop(other);
     assert!(
         rig.all_by_slots(),
-        "the second daemon took back what was not its own"
+        "the second daemon undid the first one's changes"
     );
     let again = rig.daemon.config();
     let o = common::viola()
@@ -347,7 +347,10 @@ fn the_simulator_takes_over_a_running_host() {
     let ran: serde_json::Value = serde_json::from_str(&sim(&["run", file, "--json"], b"")).unwrap();
     for (k, share) in shares.iter().enumerate() {
         let there = 100.0 * ran["vms"][k]["ran"].as_f64().unwrap();
-        assert!((there - share).abs() < 2.0 * POINTS, "{shares:?}: {ran}");
+        assert!(
+            (there - share).abs() < 2.0 * TOLERANCE_POINTS,
+            "{shares:?}: {ran}"
+        );
     }
     let said = sim(&["host", file, "--seeds", "2"], b"");
     for name in ["va: class ", "vb: class batch", "vc: class "] {

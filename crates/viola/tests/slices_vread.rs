@@ -12,7 +12,7 @@ use viola_host::attrs::{self, Policy};
 use viola_host::proc;
 use viola_proto::vread::Vread;
 
-const SOON: Duration = Duration::from_secs(15);
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Process ID of the only reader's worker, once it runs.
 fn worker(rig: &Rig) -> u32 {
@@ -20,7 +20,7 @@ fn worker(rig: &Rig) -> u32 {
         let shown: Vread = rig.daemon.json(&["vread", "ls"]);
         shown.readers.first().map_or(0, |r| r.pid)
     };
-    within(SOON, "a reader's worker", || pid() > 0);
+    within(CHANGE_TIMEOUT, "a reader's worker", || pid() > 0);
     pid()
 }
 
@@ -41,25 +41,33 @@ fn is_stock(pid: u32) -> bool {
 }
 
 #[test]
-fn a_readers_worker_ranks_with_its_vm_and_has_its_own_class_back_however_that_ends() {
+fn a_readers_worker_ranks_with_its_vm_and_gets_its_own_class_back() {
     let config = "[vread]\nallow = [{ reader = \"va\", datanode = \"vb\" }]\n\
                   [[vm]]\nname = \"va\"\nclass = \"ls\"\n";
     let mut rig = Rig::boot(&[("va", HOG), ("vb", HOG)], config);
     rig.wait_for_slots();
     let pid = worker(&rig);
-    within(SOON, "the worker ranks with its VM", || ranks(pid));
+    within(CHANGE_TIMEOUT, "the worker ranks with its VM", || {
+        ranks(pid)
+    });
     // Slots end, because no VM is latency-sensitive any more.
     let done = rig.daemon.ask(&["set", "va", "--class", "batch"]);
     assert!(done.status.success(), "{done:?}");
-    within(SOON, "the worker is as before", || is_stock(pid));
+    within(
+        CHANGE_TIMEOUT,
+        "the worker has stock scheduling again",
+        || is_stock(pid),
+    );
     let done = rig.daemon.ask(&["set", "va", "--class", "ls"]);
     assert!(done.status.success(), "{done:?}");
-    within(SOON, "the worker ranks again", || ranks(pid));
+    within(CHANGE_TIMEOUT, "the worker ranks again", || ranks(pid));
     // The VM ends, and the worker waits for the next VM of that name.
     common::guests::signal(rig.guest("va").pid(), rustix::process::Signal::KILL);
-    within(SOON, "the worker outlives its VM, as before", || {
-        is_stock(pid)
-    });
+    within(
+        CHANGE_TIMEOUT,
+        "the worker outlives its VM, with stock scheduling",
+        || is_stock(pid),
+    );
 }
 
 #[test]
@@ -69,9 +77,19 @@ fn a_killed_daemon_leaves_no_worker_real_time() {
     let mut rig = Rig::boot(&[("va", HOG), ("vb", HOG)], config);
     rig.wait_for_slots();
     let pid = worker(&rig);
-    within(SOON, "the worker ranks with its VM", || ranks(pid));
+    within(CHANGE_TIMEOUT, "the worker ranks with its VM", || {
+        ranks(pid)
+    });
     rig.daemon.kill();
-    within(SOON, "the worker is as before", || is_stock(pid));
-    rig.daemon.again();
-    within(SOON, "the worker goes on and ranks again", || ranks(pid));
+    within(
+        CHANGE_TIMEOUT,
+        "the worker has stock scheduling again",
+        || is_stock(pid),
+    );
+    rig.daemon.restart();
+    within(
+        CHANGE_TIMEOUT,
+        "the worker continues and ranks again",
+        || ranks(pid),
+    );
 }

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use viola_proto::fuse_stream::{self, FrameKind, FrameReader, Hello};
 use viola_proto::vread::{Reader, Vread};
 
-const SOON: Duration = Duration::from_secs(30);
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 const LOOKUP: u32 = 1;
 
 /// An agent without a kernel, at the other end of the port.
@@ -26,34 +26,34 @@ struct Agent {
 
 impl Agent {
     /// Accepts the daemon's connection and begins a session. Returns whether the worker knew the mount.
-    fn greet(port: &UnixListener, session: u64) -> (Self, bool) {
+    fn accept_session(port: &UnixListener, session: u64) -> (Self, bool) {
         let (stream, _) = port.accept().unwrap();
-        stream.set_read_timeout(Some(SOON)).unwrap();
+        stream.set_read_timeout(Some(CHANGE_TIMEOUT)).unwrap();
         let mut agent = Self {
             stream,
             frames: FrameReader::from_worker(),
             session,
         };
-        let (kind, nonce, _) = agent.hear();
+        let (kind, nonce, _) = agent.receive();
         assert_eq!(kind, FrameKind::Challenge);
         let hello = Hello {
             version: fuse_stream::VERSION,
             session,
             mount: 7,
         };
-        agent.say(FrameKind::Hello, nonce, &hello.encode());
-        let (kind, own, kept) = agent.hear();
+        agent.send(FrameKind::Hello, nonce, &hello.encode());
+        let (kind, own, kept) = agent.receive();
         assert_eq!((kind, own), (FrameKind::Welcome, session));
         (agent, kept == [1])
     }
 
-    fn say(&mut self, kind: FrameKind, session: u64, payload: &[u8]) {
+    fn send(&mut self, kind: FrameKind, session: u64, payload: &[u8]) {
         let mut bytes = Vec::new();
         fuse_stream::push_frame(&mut bytes, kind, session, payload);
         self.stream.write_all(&bytes).unwrap();
     }
 
-    fn hear(&mut self) -> (FrameKind, u64, Vec<u8>) {
+    fn receive(&mut self) -> (FrameKind, u64, Vec<u8>) {
         loop {
             if let Some(f) = self.frames.next(false).unwrap() {
                 return (f.kind, f.session, f.payload.to_vec());
@@ -74,8 +74,8 @@ impl Agent {
         request[8..16].copy_from_slice(&99u64.to_le_bytes());
         request[16..24].copy_from_slice(&1u64.to_le_bytes());
         request.extend_from_slice(&body);
-        self.say(FrameKind::Request, self.session, &request);
-        let (kind, session, reply) = self.hear();
+        self.send(FrameKind::Request, self.session, &request);
+        let (kind, session, reply) = self.receive();
         assert_eq!((kind, session), (FrameKind::Reply, self.session));
         assert_eq!(fuse_stream::reply_unique(&reply), Some(99));
         -i32::from_le_bytes(reply[4..8].try_into().unwrap())
@@ -88,7 +88,7 @@ fn shown(daemon: &Daemon) -> Reader {
 }
 
 #[test]
-fn a_stream_is_connected_kept_over_a_daemons_death_and_made_anew_for_another_worker() {
+fn a_stream_survives_the_daemon_and_is_reopened_for_a_new_worker() {
     let folder = tempfile::tempdir().unwrap();
     let port = UnixListener::bind(folder.path().join("port")).unwrap();
     let mut daemon = Daemon::start(&format!(
@@ -96,11 +96,11 @@ fn a_stream_is_connected_kept_over_a_daemons_death_and_made_anew_for_another_wor
          [[vm]]\nname = \"st-rd\"\n[vm.vread]\ntransport = \"stream\"\nstream = \"{}\"\n",
         folder.path().join("port").display()
     ));
-    let (mut agent, kept) = Agent::greet(&port, 1);
+    let (mut agent, kept) = Agent::accept_session(&port, 1);
     assert!(!kept);
     assert_eq!(agent.look_up("BP-1-10.0.0.1-2"), 0);
     assert_eq!(agent.look_up("etc"), 2);
-    within(SOON, "the way is shown", || {
+    within(CHANGE_TIMEOUT, "the transport is shown", || {
         shown(&daemon).transport == "stream"
     });
     let before = shown(&daemon);
@@ -112,8 +112,8 @@ fn a_stream_is_connected_kept_over_a_daemons_death_and_made_anew_for_another_wor
     // The daemon dies: no client notices, and the next daemon leaves the stream alone.
     daemon.kill();
     assert_eq!(agent.look_up("BP-1-10.0.0.1-2"), 0);
-    daemon.again();
-    within(SOON, "the next daemon finds it", || {
+    daemon.restart();
+    within(CHANGE_TIMEOUT, "the next daemon finds the worker", || {
         shown(&daemon).transport == "stream"
     });
     assert_eq!(shown(&daemon).pid, before.pid);
@@ -121,13 +121,13 @@ fn a_stream_is_connected_kept_over_a_daemons_death_and_made_anew_for_another_wor
 
     // The stream ends. A new one begins, and the worker still knows the mount.
     drop(agent);
-    let (mut agent, kept) = Agent::greet(&port, 2);
+    let (mut agent, kept) = Agent::accept_session(&port, 2);
     assert!(kept);
     assert_eq!(agent.look_up("BP-1-10.0.0.1-2"), 0);
 
     // The worker is killed. Its successor does not know the mount.
     signal(before.pid, Signal::KILL);
-    let (mut agent, kept) = Agent::greet(&port, 3);
+    let (mut agent, kept) = Agent::accept_session(&port, 3);
     assert!(!kept);
     assert_eq!(agent.look_up("BP-1-10.0.0.1-2"), 0);
     assert_ne!(shown(&daemon).pid, before.pid);

@@ -15,9 +15,9 @@ use common::{Daemon, WAIT_TIMEOUT, output, refusal, stderr, viola};
 use rustix::process::Signal;
 use rustix::termios::{LocalModes, tcgetattr};
 
-const OFF: &str = "[slices]\nenabled = false\n";
+const SLICES_OFF: &str = "[slices]\nenabled = false\n";
 /// The sequences that leave the alternate screen and show the cursor again.
-const BACK: [&str; 2] = ["\x1b[?1049l", "\x1b[?25h"];
+const RESTORE_SEQUENCES: [&str; 2] = ["\x1b[?1049l", "\x1b[?25h"];
 
 /// A program on a terminal of 80 x 24 characters.
 struct OnTerminal {
@@ -112,12 +112,12 @@ impl OnTerminal {
             }
             assert!(
                 Instant::now() < deadline,
-                "it does not end: {:?}",
+                "the program does not end: {:?}",
                 self.seen
             );
             std::thread::sleep(Duration::from_millis(10));
         };
-        for text in BACK {
+        for text in RESTORE_SEQUENCES {
             while !self.seen.contains(text) {
                 let more = self.screen.recv_timeout(WAIT_TIMEOUT).unwrap();
                 self.seen.push_str(&String::from_utf8_lossy(&more));
@@ -133,8 +133,8 @@ fn top(d: &Daemon) -> OnTerminal {
 }
 
 #[test]
-fn the_daemon_may_go_and_come_back_and_q_leaves_the_terminal_as_it_was() {
-    let mut d = Daemon::start(OFF);
+fn top_survives_a_daemon_restart_and_q_restores_the_terminal() {
+    let mut d = Daemon::start(SLICES_OFF);
     let mut top = top(&d);
     top.wait_anew("switched");
     assert!(top.is_raw());
@@ -143,15 +143,15 @@ fn the_daemon_may_go_and_come_back_and_q_leaves_the_terminal_as_it_was() {
     top.press("\x1b");
     d.kill();
     top.wait_anew("trying");
-    d.again();
+    d.restart();
     top.wait_anew("switched");
     top.press("q");
     assert_eq!(top.ended(), 0);
 }
 
 #[test]
-fn signals_and_ctrl_c_end_it_with_the_terminal_as_it_was() {
-    let d = Daemon::start(OFF);
+fn signals_and_ctrl_c_end_top_and_restore_the_terminal() {
+    let d = Daemon::start(SLICES_OFF);
     for signal in [Some(Signal::TERM), Some(Signal::HUP), None] {
         let mut top = top(&d);
         top.wait_anew("switched");
@@ -167,8 +167,8 @@ fn signals_and_ctrl_c_end_it_with_the_terminal_as_it_was() {
 }
 
 #[test]
-fn a_daemon_that_is_stopped_holds_no_key_up() {
-    let d = Daemon::start(OFF);
+fn keys_work_while_the_daemon_is_stopped() {
+    let d = Daemon::start(SLICES_OFF);
     let mut top = top(&d);
     top.wait_anew("switched");
     d.signal(Signal::STOP);
@@ -184,8 +184,8 @@ fn a_daemon_that_is_stopped_holds_no_key_up() {
 }
 
 #[test]
-fn a_recording_is_made_while_the_daemon_comes_and_goes_and_is_looked_at() {
-    let mut d = Daemon::start(OFF);
+fn a_recording_spans_a_daemon_restart_and_can_be_replayed() {
+    let mut d = Daemon::start(SLICES_OFF);
     let file = d.dir.path().join("r.jsonl");
     let mut recorder = viola()
         .args(["record", "--interval", "100ms", "--socket"])
@@ -198,7 +198,7 @@ fn a_recording_is_made_while_the_daemon_comes_and_goes_and_is_looked_at() {
     d.wait("moments", |_| text().matches("{\"moment\":").count() > 3);
     d.kill();
     d.wait("gap", |_| text().contains("{\"gap\":"));
-    d.again();
+    d.restart();
     d.wait("more", |_| {
         let text = text();
         let gap = text.find("{\"gap\":").unwrap();
@@ -251,7 +251,7 @@ fn viola_recording() -> Vec<u8> {
 }
 
 #[test]
-fn without_a_terminal_or_a_recording_it_is_one_sentence() {
+fn without_a_terminal_or_a_recording_top_prints_one_sentence() {
     let said = refusal(&output(&["top"]), 2);
     assert!(said.contains("needs a terminal"), "{said}");
     let said = refusal(&output(&["top", "--replay", "/nonexistent"]), 2);
@@ -265,7 +265,7 @@ fn without_a_terminal_or_a_recording_it_is_one_sentence() {
 }
 
 #[test]
-fn a_recording_on_a_full_disk_ends_with_a_sentence_and_stays_whole() {
+fn a_recording_on_a_full_disk_ends_with_an_error_and_stays_whole() {
     let o = output(&["record", "/dev/full", "--for", "1s"]);
     assert!(refusal(&o, 1).contains("/dev/full"), "{}", stderr(&o));
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// Maximum of lines of a Rust file.
 const MAX_LINES: usize = 500;
 /// Generated or downloaded files, and files without a place for a licence.
-const OTHERS: [&str; 10] = [
+const EXEMPT: [&str; 10] = [
     ".git",
     "target",
     "build",
@@ -28,7 +28,7 @@ fn files() -> Vec<PathBuf> {
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {
             let entry = entry.unwrap();
-            if OTHERS.iter().any(|name| entry.file_name() == *name) {
+            if EXEMPT.iter().any(|name| entry.file_name() == *name) {
                 continue;
             }
             match entry.file_type().unwrap() {
@@ -38,7 +38,7 @@ fn files() -> Vec<PathBuf> {
             }
         }
     }
-    assert!(all.len() > 300, "{} files only", all.len());
+    assert!(all.len() > 300, "only {} files found", all.len());
     all
 }
 
@@ -55,11 +55,11 @@ fn every_file_names_its_licence() {
         // git's own file of a second work tree.
         .filter(|file| file.file_name().unwrap() != ".git")
         .collect();
-    assert!(bare.is_empty(), "without a line of licence: {bare:#?}");
+    assert!(bare.is_empty(), "files without a licence line: {bare:#?}");
 }
 
 #[test]
-fn no_file_is_too_long_to_be_one_idea() {
+fn no_file_exceeds_the_maximum_length() {
     let is_rust = |file: &PathBuf| file.extension().is_some_and(|e| e == "rs");
     let long: Vec<(PathBuf, usize)> = files()
         .into_iter()

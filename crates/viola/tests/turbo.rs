@@ -22,7 +22,7 @@ const REGULAR: u32 = 1;
 const TURBO: u32 = 0;
 const SPAN: Duration = Duration::from_secs(3);
 /// Tolerance of a share in points of a core; the benchmark checks the exact bar.
-const POINTS: f64 = 4.0;
+const TOLERANCE_POINTS: f64 = 4.0;
 const IDLE: &str = "cpus = 2\nkernel_args = ['viola.apps=1']\n";
 const HOG: &str = "cpus = 2\nkernel_args = ['viola.apps=1']\nworkloads = [{ kind = 'hog' }]\n";
 
@@ -138,7 +138,7 @@ fn pings(rig: &Rig, name: &str) -> Times {
 /// I/O of one VM only, the maximum of I/O, and different loads.
 #[test]
 #[ignore = "a test bed: its kernel takes minutes to build"]
-fn what_a_vm_uses_of_the_turbo_core_it_pays_for_on_the_regular_one() {
+fn use_of_the_turbo_core_is_deducted_on_the_regular_one() {
     let rig = rig(&[("va", HOG), ("vb", HOG)], &["va", "vb"]);
     let names = ["va", "vb"];
     sinks(&rig, &names);
@@ -153,7 +153,7 @@ fn what_a_vm_uses_of_the_turbo_core_it_pays_for_on_the_regular_one() {
         for (name, (regular, turbo)) in names.iter().zip(&all) {
             let want = fair - turbo;
             assert!(
-                (regular - want).abs() < POINTS,
+                (regular - want).abs() < TOLERANCE_POINTS,
                 "{name} at {rates:?}: {regular:.1} % of the regular core where {want:.1} % is fair: {all:?}"
             );
         }
@@ -165,7 +165,7 @@ fn what_a_vm_uses_of_the_turbo_core_it_pays_for_on_the_regular_one() {
         if rates == [0, 0] {
             assert!(turbo < 3.0, "{all:?}");
         } else {
-            assert!(turbo > 5.0, "nothing was paid for: {all:?}");
+            assert!(turbo > 5.0, "the use was not deducted: {all:?}");
         }
     }
 }
@@ -208,7 +208,7 @@ fn a_busy_guest_with_a_turbo_vcpu_answers_at_once() {
     );
     let shares = rig.shares(&["va", "vb", "vc", "vd"], SPAN);
     assert!(
-        shares.iter().all(|s| (s - 25.0).abs() < POINTS),
+        shares.iter().all(|s| (s - 25.0).abs() < TOLERANCE_POINTS),
         "{shares:?}"
     );
 }
@@ -264,7 +264,7 @@ impl Drop for Host {
 
 #[test]
 #[ignore = "a test bed: its kernel takes minutes to build"]
-fn three_guests_that_are_flooded_leave_the_fourth_its_answers_and_the_host_its_core() {
+fn three_flooded_vms_delay_neither_the_fourth_nor_the_host() {
     let guests = [("va", HOG), ("vb", HOG), ("vc", HOG), ("vd", HOG)];
     let rig = rig(&guests, &["va", "vb", "vc", "vd"]);
     sinks(&rig, &["va", "vb", "vc"]);
@@ -295,7 +295,7 @@ fn three_guests_that_are_flooded_leave_the_fourth_its_answers_and_the_host_its_c
     );
     assert!(
         host > 3.0,
-        "{host:.0} % of the turbo core was left to one thread of the host"
+        "one thread of the host got only {host:.0} % of the turbo core"
     );
     assert!(p50(&flood) < 5_000.0, "p50 {:.0} us", p50(&flood));
     rig.assert_guests_work(&["vd"]);
@@ -304,7 +304,7 @@ fn three_guests_that_are_flooded_leave_the_fourth_its_answers_and_the_host_its_c
 /// Without a reserve the flood uses the VM's whole share, and its reader gets the floor of the regular core: 0.7 %.
 #[test]
 #[ignore = "a test bed: its kernel takes minutes to build"]
-fn a_guest_that_is_flooded_still_reads() {
+fn a_flooded_vm_still_reads_its_packets() {
     let guests = [("va", HOG), ("vb", HOG), ("vc", HOG), ("vd", HOG)];
     let rig = rig(&guests, &["va"]);
     sinks(&rig, &["va"]);
@@ -318,7 +318,7 @@ fn a_guest_that_is_flooded_still_reads() {
     let rate = packets as f64 / SPAN.as_secs_f64();
     println!("{rate:.0} of 50000 packets/s read; regular, turbo {all:?}");
     let fair = all.iter().map(|(r, t)| r + t).sum::<f64>() / 4.0;
-    assert!((regular + turbo - fair).abs() < POINTS, "{all:?}");
+    assert!((regular + turbo - fair).abs() < TOLERANCE_POINTS, "{all:?}");
     // The default reserve is 40 %.
     assert!(regular > 0.2 * fair, "{all:?}");
     assert!(turbo < 0.75 * fair, "{all:?}");
@@ -327,12 +327,12 @@ fn a_guest_that_is_flooded_still_reads() {
 
 #[test]
 #[ignore = "a test bed: its kernel takes minutes to build"]
-fn a_guest_with_one_vcpu_is_left_as_it_is_with_a_sentence() {
+fn a_vm_with_one_vcpu_gets_no_turbo_vcpu_and_the_log_gives_the_reason() {
     let one = "workloads = [{ kind = 'hog' }]\n";
     let rig = rig(&[("va", one), ("vb", one)], &[]);
     let o = rig.daemon.ask(&["set", "va", "--class", "turbo"]);
     assert!(o.status.success(), "{}", stderr(&o));
-    within(Duration::from_secs(5), "a sentence", || {
+    within(Duration::from_secs(5), "the reason", || {
         let list: VmList = rig.daemon.json(&["vms"]);
         let va = list.vms.iter().find(|vm| vm.name == "va").unwrap();
         va.remarks.iter().any(|r| r.contains("it has one vCPU"))
@@ -342,7 +342,7 @@ fn a_guest_with_one_vcpu_is_left_as_it_is_with_a_sentence() {
 
 #[test]
 #[ignore = "a test bed: its kernel takes minutes to build"]
-fn a_turbo_core_that_nobody_uses_costs_next_to_nothing() {
+fn an_idle_turbo_core_costs_next_to_nothing() {
     let rig = rig(&[("va", IDLE), ("vb", IDLE)], &["va", "vb"]);
     let core = || {
         let status: Status = rig.daemon.json(&["status"]);

@@ -14,7 +14,7 @@ use common::{Daemon, Vm, refusal, stderr, stdout, viola};
 use serde_json::{Value, json};
 use viola_proto::VmList;
 
-const OFF: &str = "[slices]\nenabled = false\n";
+const SLICES_OFF: &str = "[slices]\nenabled = false\n";
 
 /// Adds an unknown field to each object of an answer, as a later version might.
 fn of_a_later_version(value: &mut Value) {
@@ -32,12 +32,12 @@ fn of_a_later_version(value: &mut Value) {
 }
 
 /// A proxy between commands and a daemon that changes the daemon's answers.
-struct Between {
+struct Proxy {
     socket: PathBuf,
     _dir: tempfile::TempDir,
 }
 
-impl Between {
+impl Proxy {
     fn start(daemon: PathBuf, change: fn(&mut Value)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("v.sock");
@@ -83,12 +83,12 @@ fn weight_of(d: &Daemon, name: &str) -> Option<u32> {
 }
 
 #[test]
-fn commands_understand_a_daemon_that_tells_more_than_they_know() {
+fn commands_ignore_unknown_fields_of_a_daemons_answer() {
     let dir = tempfile::tempdir().unwrap();
     let _vm = Vm::start(dir.path(), "version-vm");
-    let mut d = Daemon::start(OFF);
+    let mut d = Daemon::start(SLICES_OFF);
     d.wait("VM", |d| weight_of(d, "version-vm").is_some());
-    let between = Between::start(d.socket(), of_a_later_version);
+    let between = Proxy::start(d.socket(), of_a_later_version);
     for args in [
         &["vms"][..],
         &["status"],
@@ -107,10 +107,10 @@ fn commands_understand_a_daemon_that_tells_more_than_they_know() {
 }
 
 #[test]
-fn a_daemon_that_tells_less_than_is_needed_is_told_to_be_of_another_version() {
-    let d = Daemon::start(OFF);
+fn a_daemon_with_missing_fields_is_reported_as_another_version() {
+    let d = Daemon::start(SLICES_OFF);
     let less = |value: &mut Value| *value = json!({ "pid": 1 });
-    let between = Between::start(d.socket(), less);
+    let between = Proxy::start(d.socket(), less);
     for args in [&["status"][..], &["vms"]] {
         let said = refusal(&between.ask(args), 1);
         assert!(
@@ -122,9 +122,9 @@ fn a_daemon_that_tells_less_than_is_needed_is_told_to_be_of_another_version() {
 }
 
 #[test]
-fn settings_that_a_later_version_kept_are_set_aside_and_not_lost() {
+fn settings_of_a_later_version_are_set_aside_and_not_lost() {
     let dir = tempfile::tempdir().unwrap();
-    common::write_config(dir.path(), OFF);
+    common::write_config(dir.path(), SLICES_OFF);
     let state = dir.path().join("state");
     std::fs::create_dir(&state).unwrap();
     let kept = r#"{"vms":{"qemu:db01":{"weight":512,"of_a_later_version":true}}}"#;
@@ -136,9 +136,9 @@ fn settings_that_a_later_version_kept_are_set_aside_and_not_lost() {
 }
 
 #[test]
-fn a_vm_that_comes_back_by_another_name_is_another_vm_and_the_old_name_keeps_its_settings() {
+fn a_renamed_vm_is_another_vm_and_the_old_name_keeps_its_settings() {
     let dir = tempfile::tempdir().unwrap();
-    let mut d = Daemon::start(OFF);
+    let mut d = Daemon::start(SLICES_OFF);
     let vm = Vm::start(dir.path(), "renamed-1");
     d.wait("VM", |d| weight_of(d, "renamed-1").is_some());
     let o = d.ask(&["set", "renamed-1", "--weight", "512", "--keep"]);
@@ -152,7 +152,7 @@ fn a_vm_that_comes_back_by_another_name_is_another_vm_and_the_old_name_keeps_its
     let said = refusal(&d.ask(&["set", "renamed-1", "--weight", "100"]), 2);
     assert!(
         said.contains("renamed-2"),
-        "the one that comes near: {said}"
+        "the nearest name is not suggested: {said}"
     );
     let o = d.ask(&["set", "renamed-2", "--weight", "100"]);
     assert!(o.status.success(), "{}", stderr(&o));

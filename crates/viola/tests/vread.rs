@@ -20,8 +20,8 @@ use viola_lab::{Guest, Lab, Paths, Spec};
 use viola_proto::vread::{Datanode, Reader, Vread};
 
 const POOL: &str = "BP-1-10.0.0.1-2";
-const F: &str = "/tmp/d/dfs/current/BP-1-10.0.0.1-2/current/finalized/subdir0/subdir0";
-const SOON: Duration = Duration::from_secs(30);
+const BLOCK_FOLDER: &str = "/tmp/d/dfs/current/BP-1-10.0.0.1-2/current/finalized/subdir0/subdir0";
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A DataNode VM with a disk, a reader VM, and a daemon that permits the reads.
 struct Rig {
@@ -66,7 +66,7 @@ impl Rig {
             _turn: turn,
         };
         rig.dn(&format!(
-            "mkdir -p /tmp/d; mount /dev/ubda /tmp/d; mkdir -p {F}"
+            "mkdir -p /tmp/d; mount /dev/ubda /tmp/d; mkdir -p {BLOCK_FOLDER}"
         ));
         rig
     }
@@ -116,7 +116,7 @@ impl Rig {
         self.dn(&format!(
             "mkdir -p /tmp/d/rbw; dd if=/dev/urandom of=/tmp/d/rbw/blk_{id} bs=1024 count={kib} 2>/dev/null; \
              head -c {} /dev/urandom >/tmp/d/rbw/blk_{id}_1001.meta; \
-             mv /tmp/d/rbw/blk_{id}_1001.meta {F}/; mv /tmp/d/rbw/blk_{id} {F}/",
+             mv /tmp/d/rbw/blk_{id}_1001.meta {BLOCK_FOLDER}/; mv /tmp/d/rbw/blk_{id} {BLOCK_FOLDER}/",
             kib * 8 + 7
         ));
     }
@@ -133,7 +133,7 @@ impl Rig {
     }
 
     fn wait_blocks(&mut self, count: u64) {
-        let limit = std::time::Instant::now() + SOON;
+        let limit = std::time::Instant::now() + CHANGE_TIMEOUT;
         loop {
             let (datanode, _) = self.shown();
             if datanode.blocks == count && datanode.serving {
@@ -157,7 +157,7 @@ impl Rig {
             let sum = |text: String| text.split(' ').next().unwrap().to_owned();
             assert_eq!(
                 sum(self.rd(&format!("sha256sum < /mnt/{POOL}/{ours}"))),
-                sum(self.dn(&format!("sha256sum < {F}/{theirs}"))),
+                sum(self.dn(&format!("sha256sum < {BLOCK_FOLDER}/{theirs}"))),
                 "{ours}"
             );
         }
@@ -210,7 +210,7 @@ fn blocks_are_read_from_the_disk_of_another_vm_and_deleted_ones_are_gone() {
     for id in 1..=3 {
         rig.assert_same(id);
     }
-    within(SOON, "counts are shown", || {
+    within(CHANGE_TIMEOUT, "counts are shown", || {
         let bytes = rig.shown().1.bytes;
         bytes
             .get("uml:wk-way-dn")
@@ -235,9 +235,11 @@ fn blocks_are_read_from_the_disk_of_another_vm_and_deleted_ones_are_gone() {
     assert!(ls.contains("wk-way-dn  yes     3 "), "{ls}");
     assert!(stdout(&rig.daemon.ask(&["check"])).contains("vread              yes"));
     // A deleted block's name is gone, and other names are not.
-    rig.dn(&format!("rm {F}/blk_2 {F}/blk_2_1001.meta"));
+    rig.dn(&format!(
+        "rm {BLOCK_FOLDER}/blk_2 {BLOCK_FOLDER}/blk_2_1001.meta"
+    ));
     rig.wait_blocks(2);
-    within(SOON, "the name is gone", || rig.is_absent(2));
+    within(CHANGE_TIMEOUT, "the name is gone", || rig.is_absent(2));
     rig.assert_same(1);
     rig.assert_same(3);
     assert_eq!(rig.shown().0.withdrawals["deleted"], 1);
@@ -266,11 +268,17 @@ fn a_killed_daemon_is_not_noticed_and_the_next_one_finds_the_workers() {
     // Blocks that were never looked up before and newly named ones can be read, too.
     rig.assert_same(2);
     rig.make(4, 200);
-    within(SOON, "the new block is there", || !rig.is_absent(4));
+    within(CHANGE_TIMEOUT, "the new block is there", || {
+        !rig.is_absent(4)
+    });
     rig.assert_same(4);
-    rig.dn(&format!("rm {F}/blk_1 {F}/blk_1_1001.meta"));
-    within(SOON, "the deleted block is gone", || rig.is_absent(1));
-    rig.daemon.again();
+    rig.dn(&format!(
+        "rm {BLOCK_FOLDER}/blk_1 {BLOCK_FOLDER}/blk_1_1001.meta"
+    ));
+    within(CHANGE_TIMEOUT, "the deleted block is gone", || {
+        rig.is_absent(1)
+    });
+    rig.daemon.restart();
     rig.wait_blocks(3);
     let (datanode_now, reader_now) = rig.shown();
     assert_eq!(
@@ -301,8 +309,8 @@ fn a_killed_agents_worker_comes_back_and_no_byte_is_wrong_meanwhile() {
     rig.assert_same(1);
     let (before, _) = rig.shown();
     signal(before.pid, Signal::KILL);
-    let sum = rig.dn(&format!("sha256sum < {F}/blk_3"));
-    within(SOON, "it is served again", || {
+    let sum = rig.dn(&format!("sha256sum < {BLOCK_FOLDER}/blk_3"));
+    within(CHANGE_TIMEOUT, "the block is served again", || {
         // A read returns the right bytes or fails.
         let (_, text) = rig.try_sh(
             "rd",
@@ -319,15 +327,15 @@ fn a_killed_agents_worker_comes_back_and_no_byte_is_wrong_meanwhile() {
 }
 
 #[test]
-fn a_datanode_vm_that_dies_takes_its_names_with_it() {
+fn block_names_disappear_with_their_datanode_vm() {
     let mut rig = Rig::with_blocks("wk-dead");
     rig.assert_same(1);
     let (before, reader) = rig.shown();
     rig.lab().guest("wk-dead-dn").unwrap().kill();
-    within(SOON, "its names are gone", || {
+    within(CHANGE_TIMEOUT, "its names are gone", || {
         rig.is_absent(1) && rig.is_absent(2)
     });
-    within(SOON, "its worker is gone", || !lives(before.pid));
+    within(CHANGE_TIMEOUT, "its worker is gone", || !lives(before.pid));
     rig.daemon.wait("no DataNode", |d| {
         let all: Vread = d.json(&["vread", "ls"]);
         all.datanodes.is_empty()
@@ -343,14 +351,16 @@ fn a_datanode_vm_that_dies_takes_its_names_with_it() {
 }
 
 #[test]
-fn a_pool_that_is_not_allowed_is_not_there() {
+fn a_pool_that_is_not_allowed_is_absent() {
     let mut rig = Rig::boot("wk-pool", ", pools = [\"BP-2-*\"]");
     rig.make(1, 100);
     rig.start_agent();
     rig.wait_blocks(1);
     rig.rd("mount -t virtiofs viola /mnt");
     assert!(rig.is_absent(1));
-    within(SOON, "it was asked for", || rig.shown().0.lookups >= 1);
+    within(CHANGE_TIMEOUT, "the reader has looked the block up", || {
+        rig.shown().0.lookups >= 1
+    });
 }
 
 #[test]
@@ -367,7 +377,9 @@ fn a_killed_readers_worker_comes_back_on_its_socket_and_the_datanode_goes_on() {
     });
     assert!(std::os::unix::net::UnixStream::connect(&before.socket).is_ok());
     // Requests of the dead worker do not block others.
-    rig.dn(&format!("rm {F}/blk_2 {F}/blk_2_1001.meta"));
+    rig.dn(&format!(
+        "rm {BLOCK_FOLDER}/blk_2 {BLOCK_FOLDER}/blk_2_1001.meta"
+    ));
     rig.wait_blocks(2);
     let (now, _) = rig.shown();
     assert_eq!(
@@ -378,7 +390,7 @@ fn a_killed_readers_worker_comes_back_on_its_socket_and_the_datanode_goes_on() {
 }
 
 #[test]
-fn a_reader_that_hangs_is_waited_for_and_the_daemon_is_not_held_up() {
+fn a_hanging_reader_does_not_delay_the_daemon() {
     let mut rig = Rig::with_blocks("wk-hang");
     rig.assert_same(1);
     let (_, before) = rig.shown();
@@ -424,7 +436,7 @@ fn a_wrong_configuration_is_refused_with_its_line() {
 }
 
 #[test]
-fn a_user_that_is_not_there_turns_it_off_with_a_sentence() {
+fn an_unknown_user_turns_vread_off_with_the_reason() {
     let mut daemon = Daemon::start(
         "[slices]\nenabled = false\n[vread]\nuser = \"no-such-user\"\nallow = [{ reader = \"a\", datanode = \"b\" }]\n",
     );

@@ -8,7 +8,7 @@ mod common;
 use std::sync::Mutex;
 
 use common::guests::within;
-use common::hdfs::{Bed, LONG, check, check_local, tell};
+use common::hdfs::{Bed, STEP_TIMEOUT, check, check_local, tell};
 use common::stdout;
 use common::steps::{MIB, changes_of_a_file, step};
 use viola_lab::hadoop::{Client, FileSystem, ROOT};
@@ -34,7 +34,7 @@ const TOKENS: &str = "dfs.block.access.token.enable";
 /// Asserts that the host has no block of the DataNode and reports why, that the reader VM finds none, and that HDFS serves its
 /// client.
 fn refused(bed: &Bed, client: &Mutex<Client>, path: &str, bytes: u64) {
-    within(LONG, "the daemon says why", || {
+    within(STEP_TIMEOUT, "the daemon says why", || {
         let (datanode, _) = bed.shown("dn");
         !datanode.serving && datanode.blocks == 0 && datanode.why.contains(TOKENS)
     });
@@ -52,7 +52,7 @@ fn refused(bed: &Bed, client: &Mutex<Client>, path: &str, bytes: u64) {
 /// The DataNode's finished blocks, and whether the reader VM can read each past it.
 fn seen_by_reader(bed: &Bed) -> Vec<(String, bool)> {
     let names = bed.names("dn");
-    assert!(!names.is_empty(), "there is no block");
+    assert!(!names.is_empty(), "the DataNode has no block");
     names
         .into_iter()
         .map(|name| {
@@ -85,7 +85,7 @@ fn a_cluster_with_block_access_tokens_is_refused() {
         for (name, there) in seen_by_reader(&bed) {
             assert!(there, "{name}");
         }
-        within(LONG, "the daemon counts them", || {
+        within(STEP_TIMEOUT, "the daemon counts them", || {
             let (datanode, _) = bed.shown("dn");
             datanode.serving && datanode.blocks > 0 && !datanode.why.contains(TOKENS)
         });

@@ -8,17 +8,17 @@ mod common;
 use std::time::Duration;
 
 use common::guests::{signal, within};
-use common::hdfs::{Bed, LONG, check, tell};
-use common::steps::{self, MIB, check_past, stall, step};
+use common::hdfs::{Bed, STEP_TIMEOUT, check, tell};
+use common::steps::{self, MIB, assert_no_stall, check_past, step};
 use rustix::process::Signal;
 use viola_lab::hadoop::FileSystem;
 
 /// Duration of the test that deletes blocks and reuses their extents while clients read.
-const REFILL: Duration = Duration::from_secs(120);
+const REFILL_TIME: Duration = Duration::from_secs(120);
 
 #[test]
 #[ignore = "a test bed: make test-beds"]
-fn ext4_blocks_that_move_go_or_rot() {
+fn ext4_blocks_that_are_moved_deleted_or_corrupted() {
     let bed = Bed::boot("sa-ext4", FileSystem::Ext4, &["dn"], "d*");
     let hdfs = step("start", || bed.hdfs(&[]));
     bed.agent("dn");
@@ -28,7 +28,9 @@ fn ext4_blocks_that_move_go_or_rot() {
         check_past(&bed, client, "/f_7", 24 * MIB);
     });
     step("e4defrag", || steps::defragment(&bed, client));
-    step("delete and refill", || steps::refill(&bed, client, REFILL));
+    step("delete and refill", || {
+        steps::refill(&bed, client, REFILL_TIME)
+    });
     step("a corrupt block", || {
         steps::corrupt(&bed, client);
         check_past(&bed, client, "/f_7", 24 * MIB);
@@ -49,21 +51,21 @@ fn ext4_deaths_and_upgrades() {
         all();
     });
     step("deaths", || {
-        stall(client, "guest agent killed", "/f_7", || {
+        assert_no_stall(client, "guest agent killed", "/f_7", || {
             bed.sh("dn", "kill -9 $(pidof viola-agent)");
             std::thread::sleep(Duration::from_secs(1));
-            steps::agent_again(&bed, "dn");
+            steps::restart_agent(&bed, "dn");
         });
         all();
-        stall(client, "agent's worker killed", "/f_7", || {
+        assert_no_stall(client, "agent's worker killed", "/f_7", || {
             signal(bed.shown("dn").0.pid, Signal::KILL);
         });
         all();
-        stall(client, "daemon killed", "/f_7", || bed.daemon().kill());
+        assert_no_stall(client, "daemon killed", "/f_7", || bed.daemon().kill());
         // The workers have not noticed.
         let seen = check(client, "viola", "/f_7", 24 * MIB);
         assert_eq!(seen.local, 24 * MIB, "{seen:?}");
-        bed.daemon().again();
+        bed.daemon().restart();
         all();
     });
     step("a corrupt block, upgrade and back", || {
@@ -71,7 +73,7 @@ fn ext4_deaths_and_upgrades() {
         steps::upgrade(&bed, &hdfs, client, true);
     });
     step("reader's worker killed", || {
-        stall(client, "reader's worker killed", "/f_7", || {
+        assert_no_stall(client, "reader's worker killed", "/f_7", || {
             signal(bed.shown("dn").1.pid, Signal::KILL);
         });
         steps::end_of_the_mount(client);
@@ -94,7 +96,7 @@ fn xfs_on_two_datanodes() {
     });
     step("extents swapped", || steps::defragment(&bed, client));
     step("delete and refill", || {
-        steps::refill(&bed, client, REFILL / 6)
+        steps::refill(&bed, client, REFILL_TIME / 6)
     });
     step("a second DataNode", || {
         hdfs.join(bed.guest("d2"), &bed.options(&[]))
@@ -110,10 +112,10 @@ fn xfs_on_two_datanodes() {
             &format!("stock fill /k_8 {} {} 2", 16 * MIB, 4 * MIB),
         );
         check_past(&bed, client, "/k_8", 16 * MIB);
-        stall(client, "a DataNode's guest killed", "/k_8", || {
+        assert_no_stall(client, "a DataNode's guest killed", "/k_8", || {
             bed.guest("d2").kill();
         });
-        within(LONG, "it is not served any more", || {
+        within(STEP_TIMEOUT, "the block is not served any more", || {
             !bed.shown("d2").0.serving
         });
         check_past(&bed, client, "/k_8", 16 * MIB);

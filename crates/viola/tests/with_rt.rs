@@ -87,7 +87,7 @@ fn end(mut child: Child) {
 }
 
 #[test]
-fn it_is_lifted_while_the_command_runs() {
+fn throttling_is_lifted_while_the_command_runs() {
     if !is_root() {
         return;
     }
@@ -100,7 +100,7 @@ fn it_is_lifted_while_the_command_runs() {
 }
 
 #[test]
-fn the_commands_exit_status_is_its_own() {
+fn the_script_returns_the_commands_exit_status() {
     if !is_root() {
         return;
     }
@@ -109,7 +109,7 @@ fn the_commands_exit_status_is_its_own() {
 }
 
 #[test]
-fn of_two_runs_the_last_to_end_puts_it_back() {
+fn the_last_of_two_runs_restores_throttling() {
     if !is_root() {
         return;
     }
@@ -122,7 +122,7 @@ fn of_two_runs_the_last_to_end_puts_it_back() {
 }
 
 #[test]
-fn a_run_that_is_told_to_end_puts_it_back() {
+fn a_signalled_run_restores_throttling() {
     if !is_root() {
         return;
     }
@@ -134,7 +134,7 @@ fn a_run_that_is_told_to_end_puts_it_back() {
 }
 
 #[test]
-fn after_a_killed_run_the_next_one_knows_the_value() {
+fn after_a_killed_run_the_next_one_restores_the_value() {
     if !is_root() {
         return;
     }
@@ -149,7 +149,7 @@ fn after_a_killed_run_the_next_one_knows_the_value() {
 }
 
 #[test]
-fn what_the_operator_has_lifted_stays_lifted() {
+fn throttling_that_the_operator_lifted_stays_lifted() {
     if !is_root() {
         return;
     }
@@ -160,7 +160,7 @@ fn what_the_operator_has_lifted_stays_lifted() {
 }
 
 #[test]
-fn what_the_operator_sets_meanwhile_stays() {
+fn a_value_that_the_operator_sets_meanwhile_stays() {
     if !is_root() {
         return;
     }

@@ -59,7 +59,10 @@ fn moved(bed: &Bed, bytes: u64) {
         stats.transfers.first().is_some_and(|t| t.sent >= bytes)
     };
     while !has() {
-        assert!(begun.elapsed() < Duration::from_secs(30), "it is not moved");
+        assert!(
+            begun.elapsed() < Duration::from_secs(30),
+            "the bytes are not moved"
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -84,7 +87,7 @@ fn talk(one: &mut TcpStream, other: &mut TcpStream) {
 }
 
 #[test]
-fn a_stream_in_full_flow_is_relayed_and_both_connections_go_on() {
+fn a_stream_is_relayed_and_both_connections_continue() {
     let bed = Bed::new("r");
     let mut again = 0;
     for ipv4 in [true, false] {
@@ -118,7 +121,7 @@ fn a_stream_in_full_flow_is_relayed_and_both_connections_go_on() {
             ..
         } = bed.reply()
         else {
-            panic!("they do not come back");
+            panic!("the connections are not returned");
         };
         assert_eq!(sent, length);
         restore(&source, *source_back);
@@ -175,7 +178,7 @@ fn a_peer_is_promised_no_more_than_the_vm_has_room_for() {
         source: Some(back), ..
     } = bed.reply()
     else {
-        panic!("it does not come back");
+        panic!("the connection is not returned");
     };
     let [.., promised, from] = back.window;
     let promised = from.wrapping_add(promised).wrapping_sub(back.rcv_nxt);
@@ -188,7 +191,7 @@ fn a_peer_is_promised_no_more_than_the_vm_has_room_for() {
 }
 
 #[test]
-fn the_end_of_a_source_and_its_death_are_told() {
+fn the_end_and_the_reset_of_a_source_are_reported() {
     let bed = Bed::new("s");
     // The source ends.
     let (mut backend, source, from) = bed.tenant.connect(true);
@@ -243,7 +246,7 @@ fn the_end_of_a_source_and_its_death_are_told() {
         ..
     } = bed.reply()
     else {
-        panic!("not told");
+        panic!("the end is not reported");
     };
     assert!(bed.is_released(&from));
     restore(&sink, *connection);
@@ -253,7 +256,7 @@ fn the_end_of_a_source_and_its_death_are_told() {
 
 /// The serial line to the VM may be slow, and unread bytes of a connection would delay every other message on it.
 #[test]
-fn a_source_that_has_said_megabytes_more_is_reset_when_nobody_wants_them() {
+fn a_source_with_megabytes_unread_is_reset_when_the_sink_is_gone() {
     // The cap limits the transfer, so received bytes queue up at the host.
     let bed = Bed::capped("m", Some(MIB));
     let (backend, source, from) = bed.tenant.connect(true);
@@ -284,8 +287,11 @@ fn a_source_that_has_said_megabytes_more_is_reset_when_nobody_wants_them() {
         if kept > 1 << 20 {
             break;
         }
-        let patience = Duration::from_secs(60);
-        assert!(begun.elapsed() < patience, "{kept} of {said} are kept");
+        let timeout = Duration::from_secs(60);
+        assert!(
+            begun.elapsed() < timeout,
+            "the host holds only {kept} of {said} bytes"
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
     rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
@@ -306,7 +312,7 @@ fn a_source_that_has_said_megabytes_more_is_reset_when_nobody_wants_them() {
 }
 
 #[test]
-fn what_is_only_held_goes_on_when_it_is_stopped() {
+fn a_held_connection_continues_when_its_pipe_is_stopped() {
     let bed = Bed::new("h");
     let (mut backend, mut source, from) = bed.tenant.connect(true);
     bed.pipes.hold(1, from.guest, from.peer);
@@ -316,7 +322,10 @@ fn what_is_only_held_goes_on_when_it_is_stopped() {
         .set_read_timeout(Some(Duration::from_millis(300)))
         .unwrap();
     let mut four = [0; 4];
-    assert!(source.read_exact(&mut four).is_err(), "it was not held");
+    assert!(
+        source.read_exact(&mut four).is_err(),
+        "the connection was not held"
+    );
     source.set_read_timeout(None).unwrap();
     // A connection can be held only once.
     bed.pipes.hold(2, from.guest, from.peer);
@@ -330,7 +339,7 @@ fn what_is_only_held_goes_on_when_it_is_stopped() {
 }
 
 #[test]
-fn an_upload_goes_into_the_files_blocks_and_stops_where_it_is_told() {
+fn an_upload_goes_into_the_files_blocks_and_stops_at_its_length() {
     let bed = Bed::new("e");
     let before = bed.disk(0..SIZE);
     let (client, mut source, from) = bed.tenant.connect(true);
@@ -355,7 +364,7 @@ fn an_upload_goes_into_the_files_blocks_and_stops_where_it_is_told() {
         ..
     } = bed.reply()
     else {
-        panic!("it does not come back");
+        panic!("the connection is not returned");
     };
     assert_eq!(sent, length);
     restore(&source, *connection);
@@ -391,7 +400,7 @@ fn an_upload_goes_into_the_files_blocks_and_stops_where_it_is_told() {
         ..
     } = bed.reply()
     else {
-        panic!("it does not come back");
+        panic!("the connection is not returned");
     };
     assert_eq!(sent, wanted);
     assert!(bed.disk(0..wanted) == bytes[kept.len()..200_000]);
@@ -427,12 +436,15 @@ fn a_cap_holds_for_copies_and_connections_together() {
     let beyond = rate / 10 * 2 + (256 << 10);
     let least = (SIZE + 3 * MIB - beyond) as f64 / rate as f64;
     let took = begun.elapsed().as_secs_f64();
-    assert!(took > least, "{took} s for what takes {least} s");
+    assert!(
+        took > least,
+        "the transfers took {took} s; the cap demands {least} s"
+    );
     bed.pipes.reset_all();
 }
 
 #[test]
-fn a_copy_is_made_on_the_disk_and_a_hole_is_no_place_for_one() {
+fn a_copy_is_made_on_the_disk_and_refused_into_a_hole() {
     let bed = Bed::new("c");
     let copy = |pipe, from, to, length| {
         bed.pipes.start(PipeSpec {

@@ -150,12 +150,15 @@ fn finish(pipe: &mut Pipe) {
         if turn != StepOutcome::BudgetUsed {
             std::thread::sleep(Duration::from_micros(200));
         }
-        assert!(begun.elapsed() < Duration::from_secs(20), "it does not end");
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "the pipe does not end"
+        );
     }
 }
 
 #[test]
-fn a_file_goes_from_the_image_to_the_client_and_the_vm_goes_on() {
+fn a_file_goes_from_the_image_to_the_client_and_the_vm_continues() {
     let bed = Bed::new("p");
     let (mut client, mut guest, flow) = bed.tenant.connect(true);
     let ranges = [
@@ -196,7 +199,7 @@ fn a_file_goes_from_the_image_to_the_client_and_the_vm_goes_on() {
 }
 
 #[test]
-fn a_pipe_that_is_stopped_in_the_middle_goes_on_in_the_vm() {
+fn a_transfer_that_is_stopped_in_the_middle_continues_in_the_vm() {
     let bed = Bed::new("q");
     let (mut client, mut guest, flow) = bed.tenant.connect(true);
     // The client does not read, so the pipe is stopped with full queues.
@@ -214,7 +217,7 @@ fn a_pipe_that_is_stopped_in_the_middle_goes_on_in_the_vm() {
 }
 
 #[test]
-fn a_pipe_that_dies_is_a_reset_and_not_the_end_of_a_file() {
+fn a_pipe_that_dies_causes_a_reset_and_not_an_end_of_file() {
     let bed = Bed::new("r");
     let (mut client, guest, flow) = bed.tenant.connect(true);
     let mut pipe = bed.give(&guest, flow, 0, SIZE);
@@ -227,7 +230,7 @@ fn a_pipe_that_dies_is_a_reset_and_not_the_end_of_a_file() {
 }
 
 #[test]
-fn a_peer_that_resets_gives_back_nothing() {
+fn a_connection_that_the_peer_reset_is_not_returned() {
     let bed = Bed::new("s");
     let (client, guest, flow) = bed.tenant.connect(true);
     let mut pipe = bed.give(&guest, flow, 0, SIZE);
@@ -239,7 +242,10 @@ fn a_peer_that_resets_gives_back_nothing() {
             Ok(_) => std::thread::sleep(Duration::from_millis(1)),
             Err(e) => break e,
         }
-        assert!(begun.elapsed() < Duration::from_secs(20), "it goes on");
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "the pipe continues"
+        );
     };
     assert!(
         matches!(
@@ -257,7 +263,7 @@ fn a_peer_that_resets_gives_back_nothing() {
 }
 
 #[test]
-fn a_peer_that_says_no_more_still_gets_the_file() {
+fn a_peer_that_closed_its_sending_side_still_gets_the_file() {
     let bed = Bed::new("t");
     let (mut client, guest, flow) = bed.tenant.connect(false);
     client.shutdown(Shutdown::Write).unwrap();

@@ -16,7 +16,13 @@ use viola_netdev::Netns;
 use viola_vpipe::{Flow, Steering};
 
 /// Moves the connection from one socket to another; `then` redirects its packets to the new owner.
-fn hand(steering: &Steering, flow: &Flow, from: impl AsFd, to: impl AsFd, then: impl FnOnce()) {
+fn hand_over(
+    steering: &Steering,
+    flow: &Flow,
+    from: impl AsFd,
+    to: impl AsFd,
+    then: impl FnOnce(),
+) {
     steering.flows().hold(flow, Some(CLIENT), None).unwrap();
     let state = extract(from.as_fd()).unwrap().detach();
     disconnect_silently(from.as_fd()).unwrap();
@@ -46,7 +52,7 @@ fn serve(steering: &Steering, tenant: &Tenant, ipv4: bool, rounds: u32, size: us
         guest.read_exact(&mut six).unwrap();
         assert_eq!(&six, b"large?");
         let mut there = TcpStream::from(tenant.vm_netns.socket(flow.guest).unwrap());
-        hand(steering, &flow, &guest, &there, || {
+        hand_over(steering, &flow, &guest, &there, || {
             steering
                 .flows()
                 .redirect(&flow, tenant.vm_netns.veth())
@@ -58,7 +64,7 @@ fn serve(steering: &Steering, tenant: &Tenant, ipv4: bool, rounds: u32, size: us
             std::thread::sleep(Duration::from_micros(200));
         }
         assert!(counts.redirected > 0 && counts.from_host > 0, "{counts:?}");
-        hand(steering, &flow, &there, &guest, || {
+        hand_over(steering, &flow, &there, &guest, || {
             steering.flows().release(&flow).unwrap()
         });
         assert_eq!(steering.flows().counts(&flow).unwrap(), None);
@@ -70,7 +76,7 @@ fn serve(steering: &Steering, tenant: &Tenant, ipv4: bool, rounds: u32, size: us
 }
 
 #[test]
-fn the_host_sends_in_a_vms_place_again_and_again() {
+fn the_host_sends_for_a_vm_repeatedly() {
     let (host, steering) = (Netns::new().unwrap(), Steering::load().unwrap());
     let tenant = Tenant::new(&host, &steering, "0");
     serve(&steering, &tenant, true, 20, 4 << 20);
@@ -92,7 +98,7 @@ fn two_tenants_may_have_the_same_addresses() {
 }
 
 #[test]
-fn a_vm_is_not_heard_while_its_connection_is_held() {
+fn a_vms_packets_are_dropped_while_its_connection_is_held() {
     let (host, steering) = (Netns::new().unwrap(), Steering::load().unwrap());
     let tenant = Tenant::new(&host, &steering, "3");
     let (mut client, mut guest, flow) = tenant.connect(true);
@@ -103,7 +109,7 @@ fn a_vm_is_not_heard_while_its_connection_is_held() {
         .set_read_timeout(Some(Duration::from_millis(300)))
         .unwrap();
     let mut five = [0; 5];
-    assert!(client.read(&mut five).is_err(), "something came");
+    assert!(client.read(&mut five).is_err(), "bytes arrived");
     let counts = steering.flows().counts(&flow).unwrap().unwrap();
     assert!(counts.vm_dropped > 0 && counts.held > 0, "{counts:?}");
     // Another connection of the same VM is not affected.

@@ -21,7 +21,7 @@ use viola_vpipe::pipes::{PauseProbe, PipeSpec};
 
 const MIB: u64 = 1 << 20;
 /// Longer than any timeout of a socket that must stay silent.
-const LONG: Duration = Duration::from_millis(1500);
+const SILENCE: Duration = Duration::from_millis(1500);
 
 /// The state of a vCPU thread, as the host reads it.
 struct Vcpu(File);
@@ -43,14 +43,14 @@ impl Vcpu {
 
     fn stops(&self, bed: &Bed) {
         self.is('T');
-        wait_until("it is seen to stand still", || bed.pipes.is_paused());
+        wait_until("the pause is detected", || bed.pipes.is_paused());
         // Lets a turn that had begun end.
         std::thread::sleep(Duration::from_millis(50));
     }
 
     fn goes_on(&self, bed: &Bed) {
         self.is('S');
-        wait_until("it is seen to go on", || !bed.pipes.is_paused());
+        wait_until("the resume is detected", || !bed.pipes.is_paused());
     }
 }
 
@@ -68,7 +68,7 @@ fn drain(client: &mut TcpStream, got: &mut Vec<u8>, quiet: Duration) {
     let mut some = vec![0; 64 << 10];
     loop {
         match client.read(&mut some) {
-            Ok(0) => panic!("an end after {} bytes", got.len()),
+            Ok(0) => panic!("the connection ended after {} bytes", got.len()),
             Ok(count) => got.extend_from_slice(&some[..count]),
             Err(e) if e.kind() == ErrorKind::WouldBlock => break,
             Err(e) => panic!("after {} bytes: {e}", got.len()),
@@ -89,7 +89,7 @@ fn under_way(bed: &Bed, ipv4: bool) -> (TcpStream, TcpStream, Flow, Vec<u8>) {
 }
 
 #[test]
-fn what_is_in_the_hosts_socket_stays_there_and_comes_afterwards() {
+fn bytes_in_the_hosts_socket_wait_until_the_vm_resumes() {
     let bed = Bed::new("s");
     let vcpu = Vcpu::of(&bed);
     for ipv4 in [true, false] {
@@ -98,10 +98,13 @@ fn what_is_in_the_hosts_socket_stays_there_and_comes_afterwards() {
         let before = got.len();
         drain(&mut client, &mut got, Duration::from_millis(200));
         let rest = got.len() - before;
-        assert!(rest < 1 << 20, "{rest} bytes were with the client already");
+        assert!(
+            rest < 1 << 20,
+            "{rest} bytes had reached the client already"
+        );
         // From now on no byte may arrive: neither a timeout nor a window update of the client may trigger one.
         let before = got.len();
-        drain(&mut client, &mut got, LONG);
+        drain(&mut client, &mut got, SILENCE);
         assert_eq!(got.len(), before);
         assert!(bed.pipes.stats().paused);
         vcpu.goes_on(&bed);
@@ -130,7 +133,7 @@ fn a_disk_of_a_vm_that_is_paused_is_not_written_to() {
     bed.pipes.start(spec).unwrap();
     let bytes = noise(2 << 20, 21);
     client.write_all(&bytes[..100_000]).unwrap();
-    wait_until("the first of it is written", || {
+    wait_until("the first bytes are written", || {
         bed.disk(0..100_000) == bytes[..100_000]
     });
     vcpu.stops(&bed);
@@ -147,10 +150,10 @@ fn a_disk_of_a_vm_that_is_paused_is_not_written_to() {
         length: MIB,
     };
     bed.pipes.start(copy).unwrap();
-    std::thread::sleep(LONG);
+    std::thread::sleep(SILENCE);
     assert!(
         bed.disk(100_000..SIZE) == bed.file[100_000..],
-        "it was written to"
+        "the disk was written to"
     );
     assert!(bed.pipes.replies().next().is_none());
     vcpu.goes_on(&bed);
@@ -178,7 +181,7 @@ fn a_disk_of_a_vm_that_is_paused_is_not_written_to() {
 }
 
 #[test]
-fn a_vm_that_ends_while_it_is_paused_is_a_reset() {
+fn a_vm_that_ends_while_it_is_paused_causes_a_reset() {
     let mut bed = Bed::new("q");
     let vcpu = Vcpu::of(&bed);
     let (mut client, _guest, flow, mut got) = under_way(&bed, true);
@@ -194,7 +197,7 @@ fn a_vm_that_ends_while_it_is_paused_is_a_reset() {
 }
 
 #[test]
-fn nobody_is_blamed_for_the_time_in_which_a_vm_stood_still() {
+fn timeouts_do_not_count_the_time_of_a_pause() {
     let bed = Bed::new("p");
     let vcpu = Vcpu::of(&bed);
     let (mut client, guest, flow, mut got) = under_way(&bed, true);
@@ -202,7 +205,7 @@ fn nobody_is_blamed_for_the_time_in_which_a_vm_stood_still() {
     vcpu.stops(&bed);
     bed.pipes.stop(1);
     bed.pipes.hold(2, flow.guest, flow.peer);
-    drain(&mut client, &mut got, LONG);
+    drain(&mut client, &mut got, SILENCE);
     assert!(bed.pipes.replies().next().is_none());
     vcpu.goes_on(&bed);
     assert!(matches!(bed.reply(), PipeReply::Refused { pipe: 2, .. }));

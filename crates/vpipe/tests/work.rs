@@ -18,7 +18,7 @@ use viola_proto::pipe::PipeReply;
 use viola_vpipe::Flow;
 
 #[test]
-fn a_client_that_asks_again_at_once_is_heard_at_once() {
+fn a_client_that_asks_again_at_once_is_served_without_loss() {
     let bed = Bed::new("w");
     for ipv4 in [true, false] {
         let (mut client, mut guest, flow) = bed.tenant.connect(ipv4);
@@ -41,12 +41,12 @@ fn a_client_that_asks_again_at_once_is_heard_at_once() {
             assert_eq!(bed.restore_and_confirm(pipe, &guest), SIZE);
             bed.wait_until_released(&flow);
         }
-        assert_eq!(reader.join().unwrap(), 0, "something was lost");
+        assert_eq!(reader.join().unwrap(), 0, "packets were lost");
     }
 }
 
 #[test]
-fn what_a_client_says_meanwhile_is_kept_however_much_it_is() {
+fn bytes_that_a_client_sends_meanwhile_are_kept() {
     let bed = Bed::new("m");
     let (mut client, mut guest, flow) = bed.tenant.connect(true);
     bed.start(1, &guest);
@@ -89,11 +89,11 @@ fn what_a_client_says_meanwhile_is_kept_however_much_it_is() {
     guest.read_exact(&mut heard).unwrap();
     assert!(heard == said, "other bytes");
     bed.wait_until_released(&flow);
-    assert_eq!(retransmitted_segments(&client), 0, "something was lost");
+    assert_eq!(retransmitted_segments(&client), 0, "packets were lost");
 }
 
 #[test]
-fn many_at_once_share_and_one_too_many_is_refused() {
+fn transfers_share_the_host_and_one_too_many_is_refused() {
     let bed = Bed::new("x");
     let (clients, guests): (Vec<_>, Vec<_>) = (0..9)
         .map(|_| {
@@ -134,7 +134,7 @@ fn many_at_once_share_and_one_too_many_is_refused() {
 }
 
 #[test]
-fn a_stranger_is_not_put_in_the_place_of_a_vm() {
+fn a_connection_that_is_not_the_vms_is_refused() {
     let bed = Bed::new("y");
     let (_client, guest, flow) = bed.tenant.connect(true);
     let mut connection = to_wire(extract(guest.as_fd()).unwrap().detach()).unwrap();
@@ -183,7 +183,7 @@ fn of_the_host(flow: &Flow, guest: &TcpStream) -> Vec<i32> {
 }
 
 #[test]
-fn the_host_sends_with_the_vms_congestion_control_if_it_has_that() {
+fn the_host_uses_the_vms_congestion_control_if_available() {
     let bed = Bed::new("n");
     // Connects all before the first hand-over: afterwards its port is not available for others.
     let all = [0; 3].map(|_| bed.tenant.connect(true));
@@ -204,7 +204,10 @@ fn the_host_sends_with_the_vms_congestion_control_if_it_has_that() {
         let mut seen = Vec::new();
         while seen.is_empty() {
             seen = of_the_host(&flow, &guest);
-            assert!(begun.elapsed() < Duration::from_secs(5), "nobody has it");
+            assert!(
+                begun.elapsed() < Duration::from_secs(5),
+                "the host has no socket of the connection"
+            );
         }
         assert_eq!(congestion(seen[0]), used);
         let reader = std::thread::spawn(move || {
@@ -218,7 +221,7 @@ fn the_host_sends_with_the_vms_congestion_control_if_it_has_that() {
         while bed.pipes.stats().begun < pipe {
             assert!(
                 begun.elapsed() < Duration::from_secs(5),
-                "it is not counted"
+                "the transfer is not counted"
             );
         }
         assert_eq!(bed.pipes.stats().other_congestion, counted);
@@ -226,7 +229,7 @@ fn the_host_sends_with_the_vms_congestion_control_if_it_has_that() {
 }
 
 #[test]
-fn when_the_agent_is_gone_clients_see_a_reset_and_never_an_end() {
+fn without_its_agent_clients_see_a_reset_and_never_an_end() {
     let mut bed = Bed::new("z");
     let (mut client, guest, flow) = bed.tenant.connect(true);
     // A dropped segment would make the client reject the following reset as out of sequence (RFC 5961).
@@ -257,7 +260,7 @@ fn when_the_agent_is_gone_clients_see_a_reset_and_never_an_end() {
 }
 
 #[test]
-fn a_client_that_goes_away_is_told_and_a_stopped_pipe_comes_back() {
+fn a_closed_client_is_reported_and_a_stopped_pipe_is_returned() {
     let bed = Bed::new("v");
     let (client, guest, flow) = bed.tenant.connect(true);
     bed.start(1, &guest);
@@ -291,7 +294,7 @@ fn a_client_that_goes_away_is_told_and_a_stopped_pipe_comes_back() {
 }
 
 #[test]
-fn a_connection_that_nobody_takes_back_is_reset() {
+fn a_connection_that_is_not_taken_back_is_reset() {
     let mut bed = Bed::new("u");
     let (mut client, guest, flow) = bed.tenant.connect(true);
     bed.start(1, &guest);

@@ -17,19 +17,19 @@ use viola_netdev::{Netns, add_address, device};
 /// The namespace that receives the client's packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Way {
+pub enum Route {
     Nowhere,
     Old,
     New,
 }
 
 /// A network namespace with one TUN device.
-pub struct Space {
+pub struct Namespace {
     netns: Netns,
     tun: File,
 }
 
-impl Space {
+impl Namespace {
     fn new(address: IpAddr) -> Self {
         let netns = Netns::new().unwrap();
         let tun = netns.run(|| tun(address)).unwrap();
@@ -75,7 +75,7 @@ fn tun(address: IpAddr) -> File {
 }
 
 /// State that the wire's thread shares with the test.
-struct Board {
+struct WireState {
     way: AtomicU8,
     /// Random packet loss, in thousandths.
     loss: AtomicU32,
@@ -88,19 +88,23 @@ struct Board {
 
 /// A client and two server ends with the same address.
 pub struct Wire {
-    pub client: Space,
-    pub old: Space,
-    pub new: Space,
-    board: Arc<Board>,
+    pub client: Namespace,
+    pub old: Namespace,
+    pub new: Namespace,
+    board: Arc<WireState>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Wire {
     /// `client` and `server` have the same address family and are in one /24 (IPv4) or /64 (IPv6) network.
     pub fn new(client: IpAddr, server: IpAddr) -> Self {
-        let (client, old, new) = (Space::new(client), Space::new(server), Space::new(server));
-        let board = Arc::new(Board {
-            way: AtomicU8::new(Way::Old as u8),
+        let (client, old, new) = (
+            Namespace::new(client),
+            Namespace::new(server),
+            Namespace::new(server),
+        );
+        let board = Arc::new(WireState {
+            way: AtomicU8::new(Route::Old as u8),
             loss: AtomicU32::new(0),
             strays: Mutex::default(),
             quiet: AtomicU64::new(0),
@@ -118,7 +122,7 @@ impl Wire {
         }
     }
 
-    pub fn lead(&self, way: Way) {
+    pub fn route_to(&self, way: Route) {
         self.board.way.store(way as u8, Ordering::SeqCst);
     }
 
@@ -149,7 +153,7 @@ impl Drop for Wire {
     }
 }
 
-fn carry(mut tuns: [File; 3], board: &Board) {
+fn carry(mut tuns: [File; 3], board: &WireState) {
     let mut packet = vec![0; 65536];
     let mut chance: u32 = 1;
     while !board.end.load(Ordering::SeqCst) {
@@ -185,7 +189,7 @@ fn carry(mut tuns: [File; 3], board: &Board) {
             let to = match from {
                 0 => usize::from(way),
                 _ if from == usize::from(way) => 0,
-                _ if way == Way::Nowhere as u8 => continue,
+                _ if way == Route::Nowhere as u8 => continue,
                 _ => {
                     let header = match packet[0] >> 4 {
                         4 => usize::from(packet[0] & 15) * 4,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use viola_lab::testing::noise;
 use viola_netdev::{Netns, device};
 
-use crate::agent::{Agent, Manner};
+use crate::agent::{Agent, Behaviour};
 
 /// The port of the servers. Each test has its own network, so they do not collide.
 pub const PORT: u16 = 8080;
@@ -29,14 +29,14 @@ pub struct Room {
 
 impl Room {
     /// Creates a file of `size` bytes named `file`.
-    pub fn new(size: usize, manner: Manner) -> Self {
+    pub fn new(size: usize, behaviour: Behaviour) -> Self {
         let netns = Netns::new().unwrap();
         let up = netns.run(|| device::up("lo"));
         up.unwrap().unwrap();
         let folder = tempfile::tempdir().unwrap();
         let bytes = noise(7, size);
         std::fs::write(folder.path().join("file"), &bytes).unwrap();
-        let agent = Agent::start(&folder.path().join("agent"), manner);
+        let agent = Agent::start(&folder.path().join("agent"), behaviour);
         Self {
             agent,
             bytes,
@@ -132,7 +132,10 @@ impl Client {
         let (mut status, mut length) = (0, 0);
         loop {
             let mut line = String::new();
-            assert!(self.0.read_line(&mut line).unwrap() > 0, "no head");
+            assert!(
+                self.0.read_line(&mut line).unwrap() > 0,
+                "the connection ended before a response head"
+            );
             let line = line.trim_end();
             if let Some(rest) = line.strip_prefix("HTTP/1.1 ") {
                 status = rest[..3].parse().unwrap();

@@ -23,7 +23,7 @@ use viola_proto::pipe::library::{LibraryReply, LibraryRequest, LostConnections, 
 
 /// The behaviour of the stand-in.
 #[derive(Debug, Clone, Copy)]
-pub struct Manner {
+pub struct Behaviour {
     /// Bytes between two progress messages.
     pub piece: u64,
     /// Delay between two pieces.
@@ -35,10 +35,10 @@ pub struct Manner {
     /// Ends each pipe after this many bytes, without an error.
     pub end_after: Option<u64>,
     /// The duration of a hand-over without the host's transfer. It is reported only when it is not zero.
-    pub dear: Duration,
+    pub hand_over_time: Duration,
 }
 
-impl Default for Manner {
+impl Default for Behaviour {
     fn default() -> Self {
         Self {
             piece: 1 << 20,
@@ -46,12 +46,12 @@ impl Default for Manner {
             refuse: None,
             die_after: None,
             end_after: None,
-            dear: Duration::ZERO,
+            hand_over_time: Duration::ZERO,
         }
     }
 }
 
-impl Manner {
+impl Behaviour {
     /// The behaviour for real servers and large files.
     pub fn quick() -> Self {
         Self {
@@ -65,7 +65,7 @@ impl Manner {
 #[derive(Default)]
 struct Shared {
     path: PathBuf,
-    manner: Mutex<Manner>,
+    behaviour: Mutex<Behaviour>,
     ended: AtomicBool,
     closed: AtomicBool,
     programs: Mutex<Vec<Arc<OwnedFd>>>,
@@ -83,7 +83,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    pub fn start(path: &Path, manner: Manner) -> Self {
+    pub fn start(path: &Path, behaviour: Behaviour) -> Self {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         let _ = std::fs::remove_file(path);
@@ -91,7 +91,7 @@ impl Agent {
         listen(&socket, 16).unwrap();
         let shared = Arc::new(Shared {
             path: path.to_path_buf(),
-            manner: Mutex::new(manner),
+            behaviour: Mutex::new(behaviour),
             ..Shared::default()
         });
         let theirs = shared.clone();
@@ -103,8 +103,8 @@ impl Agent {
         &self.shared.path
     }
 
-    pub fn behave(&self, manner: Manner) {
-        *self.shared.manner.lock().unwrap() = manner;
+    pub fn set_behaviour(&self, behaviour: Behaviour) {
+        *self.shared.behaviour.lock().unwrap() = behaviour;
     }
 
     /// Bytes that it has moved.
@@ -245,8 +245,8 @@ fn hearing(program: &Arc<OwnedFd>, shared: &Arc<Shared>) {
             }
         };
         let [source, sink]: [OwnedFd; 2] = fds.try_into().unwrap();
-        let manner = *shared.manner.lock().unwrap();
-        if let Some(errno) = manner.refuse {
+        let behaviour = *shared.behaviour.lock().unwrap();
+        if let Some(errno) = behaviour.refuse {
             shared.refused.fetch_add(1, SeqCst);
             drop((source, sink));
             answer(program, LibraryReply::Refused { id, errno });
@@ -260,7 +260,7 @@ fn hearing(program: &Arc<OwnedFd>, shared: &Arc<Shared>) {
             let job = Job {
                 program,
                 shared,
-                manner,
+                behaviour,
                 wish,
                 id,
                 source,
@@ -286,7 +286,7 @@ fn answer(program: &OwnedFd, answer: LibraryReply) {
 struct Job {
     program: Arc<OwnedFd>,
     shared: Arc<Shared>,
-    manner: Manner,
+    behaviour: Behaviour,
     wish: Arc<AtomicU8>,
     id: u64,
     source: OwnedFd,
@@ -298,16 +298,16 @@ struct Job {
 
 impl Job {
     fn run(self, length: u64) {
-        let (id, manner) = (self.id, self.manner);
-        let length = manner.end_after.map_or(length, |n| n.min(length));
+        let (id, behaviour) = (self.id, self.behaviour);
+        let length = behaviour.end_after.map_or(length, |n| n.min(length));
         let (mut sent, mut errno, mut lost) = (0, 0, LostConnections::NONE);
         let begun = Instant::now();
         while sent < length && self.goes_on() {
-            if manner.die_after.is_some_and(|n| sent >= n) {
+            if behaviour.die_after.is_some_and(|n| sent >= n) {
                 self.shared.kill();
                 return;
             }
-            let bytes = match self.pull(sent, manner.piece.min(length - sent) as usize) {
+            let bytes = match self.pull(sent, behaviour.piece.min(length - sent) as usize) {
                 Ok(bytes) if bytes.is_empty() => break,
                 Ok(bytes) => bytes,
                 Err(e) => {
@@ -326,7 +326,7 @@ impl Job {
             if sent < length {
                 answer(&self.program, LibraryReply::Progress { id, sent });
             }
-            thread::sleep(manner.pause);
+            thread::sleep(behaviour.pause);
         }
         if self.wish.load(SeqCst) == RESET {
             for (fd, place) in [(&self.source, self.from), (&self.sink, self.to)] {
@@ -346,11 +346,11 @@ impl Job {
             ..
         } = self;
         drop((source, sink));
-        let spent = match manner.dear {
+        let spent = match behaviour.hand_over_time {
             Duration::ZERO => 0,
             _ => begun.elapsed().as_micros().max(1) as u64,
         };
-        thread::sleep(manner.dear);
+        thread::sleep(behaviour.hand_over_time);
         let over = LibraryReply::Finished {
             id,
             sent,
@@ -370,7 +370,7 @@ impl Job {
         let mut bytes = vec![0; most];
         if let Some(offset) = self.from {
             let n = rustix::io::pread(&self.source, &mut bytes, offset + sent).unwrap();
-            assert!(n > 0, "the file is shorter than was said");
+            assert!(n > 0, "the file is shorter than the announced length");
             bytes.truncate(n);
             return Ok(bytes);
         }

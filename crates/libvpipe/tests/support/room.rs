@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use vpipe::ffi::vpipe_file;
 
-use crate::agent::{Agent, Manner};
+use crate::agent::{Agent, Behaviour};
 
 pub const SIZE: usize = 4_000_003;
 
@@ -30,8 +30,8 @@ static FOLDER: LazyLock<Mutex<tempfile::TempDir>> = LazyLock::new(|| {
 });
 
 /// The time at which the library looks for an agent again after a test's agent is gone. The library waits for a second.
-static AGAIN: Mutex<Option<Instant>> = Mutex::new(None);
-const RETRY: Duration = Duration::from_millis(1100);
+static RETRY_AT: Mutex<Option<Instant>> = Mutex::new(None);
+const RETRY_INTERVAL: Duration = Duration::from_millis(1100);
 
 pub struct Room {
     pub agent: Agent,
@@ -40,13 +40,13 @@ pub struct Room {
     pub folder: MutexGuard<'static, tempfile::TempDir>,
 }
 
-pub fn room(manner: Manner) -> Room {
+pub fn room(behaviour: Behaviour) -> Room {
     let folder = FOLDER.lock().unwrap_or_else(PoisonError::into_inner);
-    let again = *AGAIN.lock().unwrap();
+    let again = *RETRY_AT.lock().unwrap();
     thread::sleep(again.map_or(Duration::ZERO, |at| {
         at.saturating_duration_since(Instant::now())
     }));
-    let agent = Agent::start(&folder.path().join("agent"), manner);
+    let agent = Agent::start(&folder.path().join("agent"), behaviour);
     let bytes: Vec<u8> = (0..SIZE as u32).map(|i| (i * 7 + i / 251) as u8).collect();
     std::fs::write(folder.path().join("file"), &bytes).unwrap();
     let file = File::open(folder.path().join("file")).unwrap();
@@ -61,7 +61,7 @@ pub fn room(manner: Manner) -> Room {
 impl Drop for Room {
     fn drop(&mut self) {
         if self.agent.is_gone() {
-            *AGAIN.lock().unwrap() = Some(Instant::now() + RETRY);
+            *RETRY_AT.lock().unwrap() = Some(Instant::now() + RETRY_INTERVAL);
         }
     }
 }

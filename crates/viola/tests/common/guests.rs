@@ -113,7 +113,7 @@ impl Rig {
         while !self.all_by_slots() {
             assert!(
                 Instant::now() < deadline,
-                "slots did not come on: {}",
+                "slots did not start: {}",
                 self.daemon.log()
             );
             std::thread::sleep(Duration::from_millis(20));

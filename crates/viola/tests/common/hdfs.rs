@@ -21,13 +21,13 @@ use viola_proto::vread::{Datanode, Reader, Vread};
 use super::Daemon;
 
 /// Timeout of a step in a guest that starts Java.
-pub const LONG: Duration = Duration::from_secs(120);
+pub const STEP_TIMEOUT: Duration = Duration::from_secs(120);
 /// Size of a DataNode's disk.
 pub const DISK: u64 = 1 << 30;
 
 /// The result of a reader.
 #[derive(Debug, Clone, Default, Deserialize)]
-pub struct Seen {
+pub struct ReadResult {
     pub bytes: u64,
     pub reads: u64,
     /// Bytes that bypassed the DataNode.
@@ -177,7 +177,7 @@ impl Bed {
     pub fn try_sh(&self, guest: &str, script: &str) -> (i32, String) {
         let output = self
             .guest(guest)
-            .exec_for(&["sh", "-ec", script], "", LONG)
+            .exec_for(&["sh", "-ec", script], "", STEP_TIMEOUT)
             .unwrap();
         (output.status, output.stdout + &output.stderr)
     }
@@ -199,7 +199,7 @@ impl Bed {
     }
 
     /// Changes a byte of a finished block in the disk image. Caches of the block's content do not notice.
-    pub fn flip(&self, node: &str, block: &str, at: u64) {
+    pub fn corrupt_byte(&self, node: &str, block: &str, at: u64) {
         let place = self.place(node, block, at);
         let image = File::options()
             .read(true)
@@ -231,7 +231,7 @@ impl Bed {
                 return (physical + at / 4096 - first) * 4096 + at % 4096;
             }
         }
-        panic!("byte {at} of {file} is nowhere: {text}");
+        panic!("byte {at} of {file} has no extent: {text}");
     }
 
     /// Paths of the finished blocks of a DataNode.
@@ -331,8 +331,8 @@ pub fn tell(client: &Mutex<Client>, request: &str) {
 }
 
 /// Reads the file once and asserts that every byte is present and right.
-pub fn check(client: &Mutex<Client>, side: &str, path: &str, bytes: u64) -> Seen {
-    let seen: Seen = ask(client, &format!("{side} check {path} 262144"));
+pub fn check(client: &Mutex<Client>, side: &str, path: &str, bytes: u64) -> ReadResult {
+    let seen: ReadResult = ask(client, &format!("{side} check {path} 262144"));
     assert!(
         seen.wrong == 0 && seen.bytes == bytes,
         "{side} {path}: {seen:?}"

@@ -16,9 +16,10 @@ use viola_proto::vread::{Peer, Reader, Vread};
 /// The block pool.
 pub const POOL: &str = "BP-1-10.0.0.1-2";
 /// The folder of finished blocks in the DataNode VM.
-pub const F: &str = "/tmp/d/dfs/current/BP-1-10.0.0.1-2/current/finalized/subdir0/subdir0";
+pub const BLOCK_FOLDER: &str =
+    "/tmp/d/dfs/current/BP-1-10.0.0.1-2/current/finalized/subdir0/subdir0";
 /// Timeout of an expected change.
-pub const SOON: Duration = Duration::from_secs(30);
+pub const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 const PORT: u16 = 7670;
 
 /// A host: its network, its daemon, and the VMs that run on it.
@@ -91,9 +92,9 @@ impl Host {
     }
 
     /// Starts the daemon again in its network namespace.
-    pub fn again(&mut self) {
+    pub fn restart(&mut self) {
         let (site, daemon) = (&self.site, &mut self.daemon);
-        site.in_netns(|| daemon.again()).unwrap();
+        site.in_netns(|| daemon.restart()).unwrap();
     }
 
     /// Boots VMs on this host.
@@ -136,7 +137,7 @@ fn keys(dir: &Path) -> String {
 }
 
 /// Host `a` with a reader VM, host `b`, and a DataNode VM with a disk on one of them.
-pub struct Two {
+pub struct TwoHosts {
     /// The host of the reader VM.
     pub a: Host,
     /// The other host.
@@ -147,7 +148,7 @@ pub struct Two {
     folder: tempfile::TempDir,
 }
 
-impl Two {
+impl TwoHosts {
     /// Starts both hosts with their keys and the VMs: the reader on `a`, the DataNode on `b`.
     pub fn boot(name: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
@@ -172,7 +173,7 @@ impl Two {
         // `vms = "own"` applies from the first start on.
         for host in [&mut two.a, &mut two.b] {
             assert!(host.daemon.stop().success());
-            host.again();
+            host.restart();
         }
         let socket = two
             .a
@@ -213,7 +214,7 @@ impl Two {
         );
         self.node = Some(host.up(&text, &format!("{name}-on-{on}"), self.folder.path()));
         self.dn(&format!(
-            "mkdir -p /tmp/d; mount /dev/ubda /tmp/d; mkdir -p {F}"
+            "mkdir -p /tmp/d; mount /dev/ubda /tmp/d; mkdir -p {BLOCK_FOLDER}"
         ));
     }
 
@@ -269,14 +270,14 @@ impl Two {
         self.dn(&format!(
             "mkdir -p /tmp/d/rbw; dd if=/dev/urandom of=/tmp/d/rbw/blk_{id} bs=1024 count={kib} 2>/dev/null; \
              head -c {} /dev/urandom >/tmp/d/rbw/blk_{id}_1001.meta; \
-             mv /tmp/d/rbw/blk_{id}_1001.meta {F}/; mv /tmp/d/rbw/blk_{id} {F}/",
+             mv /tmp/d/rbw/blk_{id}_1001.meta {BLOCK_FOLDER}/; mv /tmp/d/rbw/blk_{id} {BLOCK_FOLDER}/",
             kib * 8 + 7
         ));
     }
 
     /// Waits until the DataNode's host reports `count` blocks.
     pub fn wait_blocks(&self, on: &Host, count: u64) {
-        let limit = Instant::now() + SOON;
+        let limit = Instant::now() + CHANGE_TIMEOUT;
         loop {
             let datanodes = on.shown().datanodes;
             if datanodes.iter().any(|d| d.blocks == count && d.serving) {
@@ -294,7 +295,7 @@ impl Two {
     /// Checksums of a block and of its meta file in the DataNode VM.
     pub fn sums(&self, id: u32) -> [String; 2] {
         let sum = |name: String| {
-            let text = self.dn(&format!("sha256sum < {F}/{name}"));
+            let text = self.dn(&format!("sha256sum < {BLOCK_FOLDER}/{name}"));
             text.split(' ').next().unwrap().to_owned()
         };
         [sum(format!("blk_{id}")), sum(format!("blk_{id}_1001.meta"))]
@@ -321,7 +322,7 @@ impl Two {
 
     /// Waits until the reader reads the block again. No attempt may return wrong bytes or take longer than `longest`.
     pub fn reads_again(&self, id: u32, sums: &[String; 2], longest: Duration) {
-        let limit = Instant::now() + SOON;
+        let limit = Instant::now() + CHANGE_TIMEOUT;
         loop {
             let (read, took) = self.read(id);
             assert!(took <= longest, "{took:?}: {read:?}");
@@ -358,7 +359,7 @@ impl Two {
     }
 }
 
-impl Drop for Two {
+impl Drop for TwoHosts {
     fn drop(&mut self) {
         for lab in [self.reader.take(), self.node.take()].into_iter().flatten() {
             let _ = lab.down();

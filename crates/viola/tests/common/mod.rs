@@ -60,8 +60,12 @@ pub fn refusal(o: &Output, status: i32) -> String {
     assert_eq!(o.status.code(), Some(status), "{said}");
     let line = said
         .strip_prefix("viola: ")
-        .unwrap_or_else(|| panic!("no sentence of viola's: {said}"));
-    assert_eq!(said.lines().count(), 1, "not one line: {said}");
+        .unwrap_or_else(|| panic!("the output is no error message of viola: {said}"));
+    assert_eq!(
+        said.lines().count(),
+        1,
+        "the message has more than one line: {said}"
+    );
     line.trim_end().to_owned()
 }
 
@@ -125,7 +129,7 @@ impl Daemon {
     }
 
     /// Starts the daemon again in the same folder, after the previous one has ended.
-    pub fn again(&mut self) {
+    pub fn restart(&mut self) {
         let log = fs::OpenOptions::new()
             .append(true)
             .open(self.dir.path().join("log"))
@@ -188,7 +192,7 @@ impl Daemon {
         while !happened(self) {
             assert!(
                 Instant::now() < deadline,
-                "no {what} within {WAIT_TIMEOUT:?}; the daemon said: {}",
+                "no {what} within {WAIT_TIMEOUT:?}; the daemon's log: {}",
                 self.log()
             );
             std::thread::sleep(Duration::from_millis(10));
@@ -214,7 +218,11 @@ impl Daemon {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(Instant::now() < deadline, "it does not end: {}", self.log());
+            assert!(
+                Instant::now() < deadline,
+                "the daemon does not end: {}",
+                self.log()
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
     }

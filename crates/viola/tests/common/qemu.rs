@@ -20,9 +20,10 @@ use super::guests::within;
 /// The block pool of all blocks.
 pub const POOL: &str = "BP-1-10.0.0.1-2";
 /// The folder of finished blocks in the DataNode VM.
-pub const F: &str = "/tmp/d/dfs/current/BP-1-10.0.0.1-2/current/finalized/subdir0/subdir0";
+pub const BLOCK_FOLDER: &str =
+    "/tmp/d/dfs/current/BP-1-10.0.0.1-2/current/finalized/subdir0/subdir0";
 /// Timeout of a step of an emulated VM.
-pub const SOON: Duration = Duration::from_secs(90);
+pub const CHANGE_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// A daemon, a DataNode VM and a reader VM.
 pub struct Bed {
@@ -95,7 +96,7 @@ impl Bed {
     pub fn mount_disk(&self) {
         self.dn
             .sh(&format!(
-                "mkdir -p /tmp/d && mount /dev/vda /tmp/d && mkdir -p {F}"
+                "mkdir -p /tmp/d && mount /dev/vda /tmp/d && mkdir -p {BLOCK_FOLDER}"
             ))
             .unwrap();
     }
@@ -125,7 +126,7 @@ impl Bed {
     }
 
     pub fn wait_blocks(&self, count: u64) {
-        let limit = Instant::now() + SOON;
+        let limit = Instant::now() + CHANGE_TIMEOUT;
         loop {
             let (datanode, _) = self.shown();
             if datanode.blocks == count && datanode.serving {
@@ -147,7 +148,10 @@ impl Bed {
             (format!("blk_{id}"), format!("blk_{id}_1001")),
             (format!("blk_{id}_1001.meta"), format!("blk_{id}_1001.meta")),
         ] {
-            let theirs = self.dn.sh(&format!("sha256sum < {F}/{theirs}")).unwrap();
+            let theirs = self
+                .dn
+                .sh(&format!("sha256sum < {BLOCK_FOLDER}/{theirs}"))
+                .unwrap();
             let read = format!("sha256sum < /mnt/{POOL}/{ours}");
             assert_eq!(self.rd.sh(&read).unwrap(), theirs, "{ours}");
         }
@@ -155,13 +159,15 @@ impl Bed {
 
     /// Waits until the reader reads a block of the DataNode, with the right bytes.
     pub fn wait_same(&self, id: u32) {
-        within(SOON, "it is served", || !self.is_absent(id));
+        within(CHANGE_TIMEOUT, "the block is served", || {
+            !self.is_absent(id)
+        });
         self.assert_same(id);
     }
 
     pub fn is_absent(&self, id: u32) -> bool {
         let read = format!("cat /mnt/{POOL}/blk_{id}_1001 2>&1 | tail -c 60");
-        let output = self.rd.exec(&read, SOON).unwrap();
+        let output = self.rd.exec(&read, CHANGE_TIMEOUT).unwrap();
         assert!(!output.timed_out, "the mount hangs");
         output.stdout.contains("No such file") || output.stdout.contains("tale")
     }
@@ -171,7 +177,10 @@ impl Bed {
     pub fn begin_reading(&self, ids: &[u32]) {
         let mut sums = String::new();
         for id in ids {
-            let sum = self.dn.sh(&format!("sha256sum < {F}/blk_{id}")).unwrap();
+            let sum = self
+                .dn
+                .sh(&format!("sha256sum < {BLOCK_FOLDER}/blk_{id}"))
+                .unwrap();
             sums += &format!("{id} {}\n", sum.split(' ').next().unwrap());
         }
         self.rd
@@ -209,7 +218,9 @@ impl Bed {
             text.trim().parse().unwrap()
         };
         let before = count();
-        within(SOON, "blocks are read", || count() >= before + more);
+        within(CHANGE_TIMEOUT, "blocks are read", || {
+            count() >= before + more
+        });
     }
 }
 
@@ -224,7 +235,7 @@ pub fn make_block(dn: &QemuVm, id: u32, kib: u32) {
     dn.sh(&format!(
         "mkdir -p /tmp/d/rbw; dd if=/dev/urandom of=/tmp/d/rbw/blk_{id} bs=1024 count={kib} 2>/dev/null; \
          head -c {meta} /dev/urandom >/tmp/d/rbw/blk_{id}_1001.meta; \
-         mv /tmp/d/rbw/blk_{id}_1001.meta {F}/; mv /tmp/d/rbw/blk_{id} {F}/"
+         mv /tmp/d/rbw/blk_{id}_1001.meta {BLOCK_FOLDER}/; mv /tmp/d/rbw/blk_{id} {BLOCK_FOLDER}/"
     ))
     .unwrap();
 }
@@ -234,7 +245,7 @@ fn make_disk(folder: &Path, disk: Disk) -> (PathBuf, &'static str) {
     let raw = folder.join("d.img");
     File::create(&raw).unwrap().set_len(200 << 20).unwrap();
     let contents = folder.join("contents");
-    let blocks = contents.join(F.strip_prefix("/tmp/d/").unwrap());
+    let blocks = contents.join(BLOCK_FOLDER.strip_prefix("/tmp/d/").unwrap());
     std::fs::create_dir_all(&blocks).unwrap();
     if disk == Disk::Qcow2OverRaw {
         for id in [101_u32, 102] {
@@ -272,10 +283,14 @@ pub fn kill(pid: u32) {
 pub fn unplug(rd: &QemuVm, id: &str) {
     rd.clear_events();
     rd.qmp("device_del", Some(json!({ "id": id }))).unwrap();
-    rd.wait_event("DEVICE_DELETED", |data| data["device"] == id, SOON)
-        .unwrap();
+    rd.wait_event(
+        "DEVICE_DELETED",
+        |data| data["device"] == id,
+        CHANGE_TIMEOUT,
+    )
+    .unwrap();
     // The connection ends a moment after the device.
-    within(SOON, "the socket's device is free", || {
+    within(CHANGE_TIMEOUT, "the socket's device is free", || {
         let chardev = json!({"id": format!("chr-{id}")});
         rd.qmp("chardev-remove", Some(chardev)).is_ok()
     });

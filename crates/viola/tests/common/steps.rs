@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use viola_lab::hadoop::{Client, FileSystem, Hdfs, ROOT};
 
 use super::guests::within;
-use super::hdfs::{Bed, Counts, LONG, Seen, ask, check, check_local, tell};
+use super::hdfs::{Bed, Counts, ReadResult, STEP_TIMEOUT, ask, check, check_local, tell};
 
 pub const MIB: u64 = 1 << 20;
 
@@ -30,9 +30,9 @@ pub fn begin(client: &Mutex<Client>, path: &str) {
 }
 
 /// Ends the readers and asserts that neither has seen a wrong byte.
-pub fn end(client: &Mutex<Client>) -> [Seen; 2] {
+pub fn end(client: &Mutex<Client>) -> [ReadResult; 2] {
     ["viola", "raw"].map(|side| {
-        let seen: Seen = ask(client, &format!("ended {side}"));
+        let seen: ReadResult = ask(client, &format!("ended {side}"));
         eprintln!(
             "  {side}: {} reads, {} MiB, {} of them past the DataNode, longest gap {} ms, failures {:?} {}",
             seen.reads,
@@ -48,7 +48,7 @@ pub fn end(client: &Mutex<Client>) -> [Seen; 2] {
 }
 
 /// Bytes that the reader's worker has read from a DataNode's disk, as the daemon reports them.
-pub fn past(bed: &Bed, node: &str) -> u64 {
+pub fn bytes_past_datanode(bed: &Bed, node: &str) -> u64 {
     let bytes = bed.shown(node).1.bytes;
     let of = format!("-{node}");
     bytes
@@ -60,12 +60,14 @@ pub fn past(bed: &Bed, node: &str) -> u64 {
 
 /// Reads a file until all of it bypasses the DataNode, and asserts that the worker's own count agrees.
 pub fn check_past(bed: &Bed, client: &Mutex<Client>, path: &str, bytes: u64) {
-    let before = past(bed, "dn") + past(bed, "d2");
+    let before = bytes_past_datanode(bed, "dn") + bytes_past_datanode(bed, "d2");
     check_local(client, path, bytes);
     // The daemon polls its workers' counters.
-    within(LONG, "the reader's worker has read as much", || {
-        past(bed, "dn") + past(bed, "d2") >= before + bytes
-    });
+    within(
+        STEP_TIMEOUT,
+        "the worker's count reaches the bytes read",
+        || bytes_past_datanode(bed, "dn") + bytes_past_datanode(bed, "d2") >= before + bytes,
+    );
 }
 
 /// Appends, a slow writer, truncation, and new bytes after it.
@@ -138,7 +140,7 @@ pub fn defragment(bed: &Bed, client: &Mutex<Client>) {
         &format!("for b in {blocks}; do {program}; done; sync"),
     );
     within(
-        LONG,
+        STEP_TIMEOUT,
         &format!("extents that moved are noticed: {said}"),
         || relocated() > then,
     );
@@ -217,7 +219,7 @@ pub fn refill(bed: &Bed, client: &Mutex<Client>, span: Duration) -> u64 {
     }
     assert_eq!(
         after.fallbacks["Checksum"], before.fallbacks["Checksum"],
-        "the checksums have found wrong bytes"
+        "the checksums found wrong bytes"
     );
     for name in names {
         check_local(client, &name, SIZE);
@@ -248,52 +250,58 @@ pub fn corrupt(bed: &Bed, client: &Mutex<Client>) {
         .find(|b| !before.contains(b))
         .unwrap();
     // The DataNode still has the right byte in its page cache.
-    bed.flip("dn", &block, MIB + 12_345);
+    bed.corrupt_byte("dn", &block, MIB + 12_345);
     let found = |counts: Counts| counts.fallbacks["Checksum"];
     let then = found(ask(client, "counts"));
-    let raw: Seen = ask(client, "raw check /c_9 262144");
+    let raw: ReadResult = ask(client, "raw check /c_9 262144");
     assert_eq!(
         (raw.wrong, raw.local),
         (1, 4 * MIB),
-        "it is wrong on the disk: {raw:?}"
+        "the byte on the disk is not wrong: {raw:?}"
     );
     let seen = check(client, "viola", "/c_9", 4 * MIB);
     assert!(seen.local < 4 * MIB && seen.failures.is_empty(), "{seen:?}");
     assert_eq!(found(ask(client, "counts")), then + 1);
-    assert_eq!(corrupt_blocks(bed), 0, "the plug-in accuses no DataNode");
+    assert_eq!(
+        corrupt_blocks(bed),
+        0,
+        "the plug-in reported the block as corrupt"
+    );
 }
 
 /// The DataNode's scanner finds the corrupt block, as it does without viola.
-pub fn scanned(bed: &Bed, client: &Mutex<Client>) {
+pub fn scan_corrupt(bed: &Bed, client: &Mutex<Client>) {
     within(
-        LONG,
+        STEP_TIMEOUT,
         "the DataNode's scanner finds the corrupt block",
         || corrupt_blocks(bed) == 1,
     );
     tell(client, "stock delete /c_9");
-    within(LONG, "it is forgotten", || corrupt_blocks(bed) == 0);
+    within(STEP_TIMEOUT, "the NameNode drops the corrupt block", || {
+        corrupt_blocks(bed) == 0
+    });
 }
 
 /// Longest time (ms) that a plug-in call may take, and longest time between two reads, when a process dies. On an idle machine
 /// both are below a second; the bounds leave room for a busy one.
-const KEPT: u64 = 5_000;
-const GAP: u64 = 15_000;
+const MAX_PLUGIN_CALL_MS: u64 = 5_000;
+const MAX_READ_GAP_MS: u64 = 15_000;
 
 /// A process dies while the client reads. The client goes on.
-pub fn stall(client: &Mutex<Client>, what: &str, path: &str, die: impl FnOnce()) {
+pub fn assert_no_stall(client: &Mutex<Client>, what: &str, path: &str, die: impl FnOnce()) {
     tell(client, &format!("viola watch {path} 65536 viola 2"));
     std::thread::sleep(Duration::from_secs(1));
     let _: Counts = ask(client, "counts");
-    let _: Seen = ask(client, "watched viola");
+    let _: ReadResult = ask(client, "watched viola");
     std::thread::sleep(Duration::from_secs(2));
-    let calm: Seen = ask(client, "watched viola");
+    let calm: ReadResult = ask(client, "watched viola");
     assert!(
         calm.local > 0,
         "{what}: nothing is read past the DataNode: {calm:?}"
     );
     die();
     std::thread::sleep(Duration::from_secs(3));
-    let seen: Seen = ask(client, "ended viola");
+    let seen: ReadResult = ask(client, "ended viola");
     let counts: Counts = ask(client, "counts");
     eprintln!(
         "  {what}: longest gap between two reads {} ms (before: {} ms), longest call of the plug-in {} ms, {} reads, \
@@ -310,8 +318,8 @@ pub fn stall(client: &Mutex<Client>, what: &str, path: &str, die: impl FnOnce())
         "{what}: {seen:?}"
     );
     assert!(
-        counts.longest_ms <= KEPT && seen.longest_ms <= GAP,
-        "{what}: the client was kept too long: {counts:?} {seen:?}"
+        counts.longest_ms <= MAX_PLUGIN_CALL_MS && seen.longest_ms <= MAX_READ_GAP_MS,
+        "{what}: the client waited too long: {counts:?} {seen:?}"
     );
 }
 
@@ -337,14 +345,14 @@ pub fn upgrade(bed: &Bed, hdfs: &Hdfs, client: &Mutex<Client>, with_corrupt: boo
         check_local(client, path, size * MIB);
     }
     if with_corrupt {
-        step("scan", || scanned(bed, client));
+        step("scan", || scan_corrupt(bed, client));
     }
     tell(client, "stock delete /o_11");
     tell(client, &format!("stock fill /n_12 {} {}", 5 * MIB, 2 * MIB));
     check_local(client, "/n_12", 5 * MIB);
     hdfs.stop_daemons().unwrap_or_else(said);
     let class = "org.apache.hadoop.hdfs.server.namenode.NameNode";
-    let back = hdfs.java_fed(bed.guest("dn"), class, &["-rollback"], "Y\n", LONG);
+    let back = hdfs.java_fed(bed.guest("dn"), class, &["-rollback"], "Y\n", STEP_TIMEOUT);
     let back = back.unwrap_or_else(|e| panic!("{}", e.full()));
     assert_eq!(back.status, 0, "{}", back.stderr);
     hdfs.start_daemons_with(&[], &["-rollback"])
@@ -362,8 +370,8 @@ pub fn upgrade(bed: &Bed, hdfs: &Hdfs, client: &Mutex<Client>, with_corrupt: boo
     // from then on. No byte is ever wrong.
     tell(client, &format!("stock fill /n_13 {} {}", 5 * MIB, 2 * MIB));
     within(
-        LONG,
-        "blocks that were made after the rollback are named",
+        STEP_TIMEOUT,
+        "blocks written after the rollback are named",
         || check(client, "raw", "/n_13", 5 * MIB).local == 5 * MIB,
     );
     let seen = check(client, "viola", "/n_13", 5 * MIB);
@@ -379,7 +387,7 @@ pub fn end_of_the_mount(client: &Mutex<Client>) {
 }
 
 /// The agent ends and another one starts.
-pub fn agent_again(bed: &Bed, node: &str) {
+pub fn restart_agent(bed: &Bed, node: &str) {
     let _ = bed.guest(node).stop("agent");
     bed.agent(node);
 }
@@ -401,7 +409,7 @@ pub fn data_journal(bed: &Bed, hdfs: &Hdfs, client: &Mutex<Client>) {
     bed.agent("dn");
     let status = "viola-agent --config /run/viola/agent.toml status";
     within(
-        LONG,
+        STEP_TIMEOUT,
         "data=journal is the reason for serving nothing",
         || {
             let (_, said) = bed.try_sh("dn", status);
@@ -410,12 +418,12 @@ pub fn data_journal(bed: &Bed, hdfs: &Hdfs, client: &Mutex<Client>) {
     );
     assert_eq!(bed.shown("dn").0.blocks, 0);
     tell(client, &format!("stock fill /j_6 {} {}", 3 * MIB, 2 * MIB));
-    let before = past(bed, "dn");
+    let before = bytes_past_datanode(bed, "dn");
     for (path, bytes) in [("/f_7", 24 * MIB), ("/j_6", 3 * MIB)] {
         let seen = check(client, "viola", path, bytes);
         assert!(seen.local == 0 && seen.failures.is_empty(), "{seen:?}");
     }
-    assert_eq!(past(bed, "dn"), before);
+    assert_eq!(bytes_past_datanode(bed, "dn"), before);
 }
 
 /// Replicas move from `dn` to `d2` while they are read: HDFS copies them and then deletes those on the fuller disk.
@@ -426,13 +434,13 @@ pub fn rebalance(bed: &Bed, client: &Mutex<Client>, path: &str, bytes: u64, bloc
     let count = usize::try_from(bytes / block).unwrap();
     begin(client, path);
     tell(client, &format!("stock replicas {path} 2"));
-    within(LONG, "the second DataNode has copies", || {
+    within(STEP_TIMEOUT, "the second DataNode has copies", || {
         blocks().1 >= d2 + count
     });
     // Both replicas are named.
     std::thread::sleep(Duration::from_secs(4));
     tell(client, &format!("stock replicas {path} 1"));
-    within(LONG, "replicas that are too many are gone", || {
+    within(STEP_TIMEOUT, "surplus replicas are gone", || {
         let now = blocks();
         now.0 + now.1 <= dn + d2
     });
@@ -441,12 +449,19 @@ pub fn rebalance(bed: &Bed, client: &Mutex<Client>, path: &str, bytes: u64, bloc
         "  blocks of both DataNodes: {dn} and {d2}, then {} and {}",
         now.0, now.1
     );
-    assert!(now.0 < dn && now.1 > d2, "nothing has moved");
-    within(LONG, "what has moved is withdrawn", || gone() > withdrawn);
+    assert!(now.0 < dn && now.1 > d2, "no replica has moved");
+    within(
+        STEP_TIMEOUT,
+        "names of moved replicas are withdrawn",
+        || gone() > withdrawn,
+    );
     for seen in end(client) {
         assert!(seen.failures.is_empty() && seen.local > 0, "{seen:?}");
     }
-    let then = past(bed, "d2");
+    let then = bytes_past_datanode(bed, "d2");
     check_past(bed, client, path, bytes);
-    assert!(past(bed, "d2") > then, "nothing is read from d2");
+    assert!(
+        bytes_past_datanode(bed, "d2") > then,
+        "nothing is read from d2"
+    );
 }

@@ -5,22 +5,22 @@
 use std::io::{BufRead, BufReader, Read, Result, Write};
 use std::net::TcpStream;
 
-use crate::rig::SOON;
+use crate::rig::CHANGE_TIMEOUT;
 
 pub struct Client(pub BufReader<TcpStream>);
 
 impl Client {
     pub fn of(stream: TcpStream) -> Self {
-        stream.set_read_timeout(Some(SOON)).unwrap();
+        stream.set_read_timeout(Some(CHANGE_TIMEOUT)).unwrap();
         Self(BufReader::new(stream))
     }
 
     /// Requests a file; `more` are additional header lines.
     pub fn ask(&mut self, path: &str, more: &str) {
-        self.say("GET", path, more).unwrap();
+        self.request("GET", path, more).unwrap();
     }
 
-    pub fn say(&mut self, what: &str, path: &str, more: &str) -> Result<()> {
+    pub fn request(&mut self, what: &str, path: &str, more: &str) -> Result<()> {
         let request = format!("{what} {path} HTTP/1.1\r\nHost: x\r\n{more}\r\n");
         self.0.get_mut().write_all(request.as_bytes())
     }

@@ -9,7 +9,7 @@ use rustix::io::FdFlags;
 
 use crate::client::Client;
 use crate::common::guests::{signal, within};
-use crate::rig::{MIB, Rig, SOON, Wish};
+use crate::rig::{CHANGE_TIMEOUT, MIB, Rig, WebSpec};
 
 /// A client that has received a part of a large response.
 fn half_way(rig: &Rig) -> (Client, Vec<u8>) {
@@ -18,7 +18,7 @@ fn half_way(rig: &Rig) -> (Client, Vec<u8>) {
     let mut some = vec![0; MIB];
     client.0.read_exact(&mut some).unwrap();
     let mut found = None;
-    within(SOON, "it is under way", || {
+    within(CHANGE_TIMEOUT, "the transfer has begun", || {
         found = rig.work().transfers.first().cloned();
         found.is_some()
     });
@@ -51,12 +51,16 @@ fn a_killed_daemon_is_not_noticed_by_a_client() {
     let body = body_of(&got);
     assert!(got[body..] == rig.files[1][..got.len() - body]);
     // The next daemon finds the worker, which continues to serve.
-    rig.daemon.again();
+    rig.daemon.restart();
     rig.wait_until_served();
     let mut client = rig.client();
     client.ask("/f1", "");
     assert!(client.answer().1 == rig.files[1]);
-    within(SOON, "it is counted on", || rig.work().begun >= 2);
+    within(
+        CHANGE_TIMEOUT,
+        "the next daemon counts the transfer",
+        || rig.work().begun >= 2,
+    );
 }
 
 /// Number of descriptors of a process that refer to this file.
@@ -67,20 +71,24 @@ fn open_in(pid: u32, file: &Path) -> usize {
 }
 
 #[test]
-fn a_worker_has_nothing_of_whoever_started_the_daemon() {
+fn a_worker_inherits_no_descriptor_of_the_daemons_parent() {
     let strange = tempfile::NamedTempFile::new().unwrap();
     // Every process that this test starts from now on inherits the descriptor.
     rustix::io::fcntl_setfd(&strange, FdFlags::empty()).unwrap();
     let rig = Rig::boot("pi-fds");
     let daemon = rig.daemon.pid();
-    assert_eq!(open_in(daemon, strange.path()), 1, "it was not passed on");
+    assert_eq!(
+        open_in(daemon, strange.path()),
+        1,
+        "the daemon did not inherit the descriptor"
+    );
     let workers = viola_host::proc::children(daemon).unwrap();
     assert_eq!(workers.len(), 1);
     assert_eq!(open_in(workers[0], strange.path()), 0);
 }
 
 #[test]
-fn a_killed_worker_is_a_reset_and_the_next_one_serves() {
+fn a_killed_worker_causes_a_reset_and_the_next_one_serves() {
     let rig = Rig::boot("pi-work");
     rig.start_nginx();
     let (client, got) = half_way(&rig);
@@ -89,7 +97,7 @@ fn a_killed_worker_is_a_reset_and_the_next_one_serves() {
     signal(workers[0], rustix::process::Signal::KILL);
     assert_reset(client, got, &rig.files[1]);
     // A connection that the agent hands over before it knows of the new worker is reset, too.
-    within(SOON, "another one serves", || {
+    within(CHANGE_TIMEOUT, "the next worker serves", || {
         let mut client = rig.client();
         client.ask("/f1", "");
         let mut whole = vec![0; 40 * MIB];
@@ -100,13 +108,15 @@ fn a_killed_worker_is_a_reset_and_the_next_one_serves() {
 }
 
 #[test]
-fn a_killed_agent_is_a_reset_and_never_an_end() {
+fn a_killed_agent_causes_a_reset_and_never_an_end() {
     let rig = Rig::boot("pi-agent");
     rig.start_nginx();
     let (client, got) = half_way(&rig);
     rig.sh("killall -9 viola-agent");
     // A serial line does not report the agent's death; the host detects its silence.
-    within(SOON, "the host resets it", || rig.work().broken > 0);
+    within(CHANGE_TIMEOUT, "the host resets the connection", || {
+        rig.work().broken > 0
+    });
     assert_reset(client, got, &rig.files[1]);
     // The server continues without the agent.
     let mut client = rig.client();
@@ -125,7 +135,10 @@ fn a_file_is_not_written_to_while_the_host_sends_it() {
         let writer = scope
             .spawn(move || rig.sh("printf new | dd of=/tmp/d/f1 conv=notrunc 2>/dev/null; sync"));
         std::thread::sleep(Duration::from_millis(500));
-        assert!(!writer.is_finished(), "it waits for the transfer's end");
+        assert!(
+            !writer.is_finished(),
+            "the write did not wait for the transfer's end"
+        );
         let mut more = vec![0; 20 * MIB];
         client.0.read_exact(&mut more).unwrap();
         got.extend(more);
@@ -143,7 +156,7 @@ fn a_file_is_not_written_to_while_the_host_sends_it() {
     let body = body_of(&got);
     assert!(
         got[body..] == before[..got.len() - body],
-        "the first bytes were sent long before"
+        "the bytes sent before the write differ"
     );
     let mut client = rig.client();
     client.ask("/f1", "");
@@ -153,10 +166,10 @@ fn a_file_is_not_written_to_while_the_host_sends_it() {
 
 #[test]
 fn a_disk_that_fails_is_a_cut_body_and_never_wrong_bytes() {
-    let rig = Rig::with(&Wish {
+    let rig = Rig::with(&WebSpec {
         name: "pi-disk",
         looped: true,
-        ..Wish::default()
+        ..WebSpec::default()
     });
     rig.start_nginx();
     let (mut client, mut got) = half_way(&rig);

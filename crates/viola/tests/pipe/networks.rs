@@ -10,9 +10,9 @@ use viola_netdev::tcp_socket;
 use crate::client::Client;
 use crate::common::Daemon;
 use crate::common::guests::within;
-use crate::rig::{GUEST, HOST, MIB, NGINX, Rig, SOON, Web, Wish, senders, sh};
+use crate::rig::{CHANGE_TIMEOUT, GUEST, HOST, MIB, NGINX, Rig, Web, WebSpec, senders, sh};
 use crate::rig::{turn, vm, wait_until_served};
-use crate::ways::{Far, ROUTER, behind_a_router, disturb};
+use crate::ways::{ROUTER, RemoteClient, behind_a_router, disturb};
 
 /// Requests six large files and asserts that the host sends each of them.
 fn six_by_the_host(rig: &Rig) {
@@ -27,16 +27,16 @@ fn six_by_the_host(rig: &Rig) {
 
 #[test]
 fn over_ipv6() {
-    let wish = Wish {
+    let spec = WebSpec {
         name: "pi-six",
-        ..Wish::default()
+        ..WebSpec::default()
     };
-    let rig = Rig::at(&wish, &format!("\"{GUEST}\", \"fd77::11\""));
+    let rig = Rig::at(&spec, &format!("\"{GUEST}\", \"fd77::11\""));
     rig.ip("-6 address add fd77::1/64 dev br0 nodad");
     rig.sh("/usr/bin/ip -6 address add fd77::11/64 dev vec0 nodad");
     rig.start_nginx();
     let to = SocketAddr::from((Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 0x11), 80));
-    let connect = || TcpStream::connect_timeout(&to, SOON).unwrap();
+    let connect = || TcpStream::connect_timeout(&to, CHANGE_TIMEOUT).unwrap();
     let mut six = Client::of(rig.lab.in_netns(connect).unwrap());
     let mut four = rig.client();
     for _ in 0..3 {
@@ -61,10 +61,10 @@ fn from_port(web: &Web, port: u16) -> Client {
 #[test]
 fn two_tenants_with_the_same_addresses_and_ports() {
     let _turn = turn();
-    let wish = |name, seed| Wish {
+    let spec = |name, seed| WebSpec {
         name,
         seed,
-        ..Wish::default()
+        ..WebSpec::default()
     };
     let addresses = format!("\"{GUEST}\"");
     let mut daemon = Daemon::start(&format!(
@@ -73,8 +73,8 @@ fn two_tenants_with_the_same_addresses_and_ports() {
         vm("pi-ten2", &addresses)
     ));
     let tenants = [
-        Web::boot(&wish("pi-ten1", 1)),
-        Web::boot(&wish("pi-ten2", 2)),
+        Web::boot(&spec("pi-ten1", 1)),
+        Web::boot(&spec("pi-ten2", 2)),
     ];
     wait_until_served(&mut daemon, 2);
     assert!(tenants[0].files[1] != tenants[1].files[1]);
@@ -92,7 +92,7 @@ fn two_tenants_with_the_same_addresses_and_ports() {
             clients.push((client, some));
         }
         // Both transfers run at once, between equal addresses and ports.
-        within(SOON, "the host has both", || {
+        within(CHANGE_TIMEOUT, "the host has both connections", || {
             let under_way: Vec<_> = (senders(&daemon).iter())
                 .flat_map(|vm| vm.work.transfers.clone())
                 .map(|t| (t.local.unwrap().to_string(), t.peer.unwrap().to_string()))
@@ -113,7 +113,7 @@ fn two_tenants_with_the_same_addresses_and_ports() {
             }
         });
     }
-    within(SOON, "all is counted", || {
+    within(CHANGE_TIMEOUT, "both transfers are counted", || {
         let all = senders(&daemon);
         all.iter()
             .all(|vm| vm.work.begun == 4 && vm.work.returned == 4 && vm.work.refused == 0)
@@ -122,13 +122,13 @@ fn two_tenants_with_the_same_addresses_and_ports() {
 
 #[test]
 #[ignore = "it waits for much that is sent again: make test-beds"]
-fn with_loss_and_delay_on_the_way() {
+fn with_packet_loss_and_delay() {
     let sizes = [MIB, 2 * MIB, 3 * MIB];
-    let rig = Rig::with(&Wish {
+    let rig = Rig::with(&WebSpec {
         name: "pi-loss",
         sizes: &sizes,
         more: ROUTER,
-        ..Wish::default()
+        ..WebSpec::default()
     });
     let far = behind_a_router(&rig);
     let router = &rig.lab.guests()[1];
@@ -155,11 +155,11 @@ fn with_loss_and_delay_on_the_way() {
 }
 
 #[test]
-fn the_way_takes_smaller_packets_from_now_on() {
-    let rig = Rig::with(&Wish {
+fn the_path_mtu_shrinks_during_a_transfer() {
+    let rig = Rig::with(&WebSpec {
         name: "pi-mtu",
         more: ROUTER,
-        ..Wish::default()
+        ..WebSpec::default()
     });
     let far = behind_a_router(&rig);
     rig.start_nginx();
@@ -168,7 +168,9 @@ fn the_way_takes_smaller_packets_from_now_on() {
     assert_eq!(client.head().unwrap(), (200, 40 * MIB));
     let mut body = vec![0; MIB];
     client.0.read_exact(&mut body).unwrap();
-    within(SOON, "it is under way", || !rig.work().transfers.is_empty());
+    within(CHANGE_TIMEOUT, "the transfer has begun", || {
+        !rig.work().transfers.is_empty()
+    });
     let router = &rig.lab.guests()[1];
     sh(
         router,
@@ -193,7 +195,7 @@ fn the_way_takes_smaller_packets_from_now_on() {
 #[test]
 fn a_routed_tap() {
     let rig = Rig::boot("pi-route");
-    let far = Far::new(&rig, "10.79.0.2/24", "10.79.0.1");
+    let far = RemoteClient::new(&rig, "10.79.0.2/24", "10.79.0.1");
     for words in [
         "address del 10.77.0.1/24 dev br0",
         "link set port0.0 nomaster",

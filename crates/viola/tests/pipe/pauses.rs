@@ -12,13 +12,13 @@ use viola_host::cgroup::Mounts;
 use viola_host::proc;
 
 use crate::common::guests::{signal, within};
-use crate::rig::{MIB, Rig, SOON, Wish};
+use crate::rig::{CHANGE_TIMEOUT, MIB, Rig, WebSpec};
 
 /// The time (100 ms) within which a transfer has to stop, plus an allowance for other load on this machine.
-const STOPS: Duration = Duration::from_millis(100 + 900);
+const STOP_TIMEOUT: Duration = Duration::from_millis(100 + 900);
 /// Longer than the timeout for a silent agent.
-const LONG: Duration = Duration::from_secs(12);
-const SHORT: Duration = Duration::from_secs(2);
+const LONG_PAUSE: Duration = Duration::from_secs(12);
+const SHORT_PAUSE: Duration = Duration::from_secs(2);
 
 /// All processes of the VM.
 fn processes(rig: &Rig) -> Vec<u32> {
@@ -46,7 +46,7 @@ fn pause_half_way(rig: &Rig, length: Duration, pause: impl FnOnce(), go_on: impl
         let mut longest = Duration::ZERO;
         while body.len() < size {
             let got = client.0.read(&mut some).unwrap();
-            assert!(got > 0, "an end after {} bytes", body.len());
+            assert!(got > 0, "the connection ended after {} bytes", body.len());
             body.extend_from_slice(&some[..got]);
             counter.store(body.len(), Ordering::SeqCst);
             longest = longest.max(last.elapsed());
@@ -54,19 +54,23 @@ fn pause_half_way(rig: &Rig, length: Duration, pause: impl FnOnce(), go_on: impl
         }
         (client, body, longest)
     });
-    within(SOON, "it is under way", || {
+    within(CHANGE_TIMEOUT, "the transfer has begun", || {
         come.load(Ordering::SeqCst) > 4 * MIB && !rig.work().transfers.is_empty()
     });
     pause();
-    std::thread::sleep(STOPS);
+    std::thread::sleep(STOP_TIMEOUT);
     let so_far = come.load(Ordering::SeqCst);
-    assert!(so_far < size, "it was over already");
+    assert!(so_far < size, "the transfer ended before the pause");
     std::thread::sleep(length);
-    assert_eq!(come.load(Ordering::SeqCst), so_far, "it did not stop");
+    assert_eq!(
+        come.load(Ordering::SeqCst),
+        so_far,
+        "the transfer did not stop"
+    );
     assert!(rig.work().paused);
     go_on();
     let (mut client, body, longest) = reader.join().unwrap();
-    assert!(body == rig.files[1], "other bytes");
+    assert!(body == rig.files[1], "the body differs from the file");
     assert!(longest >= length, "{longest:?}");
     // The VM has its connection back.
     client.fetch("/f0", &rig.files[0]);
@@ -76,10 +80,10 @@ fn pause_half_way(rig: &Rig, length: Duration, pause: impl FnOnce(), go_on: impl
 }
 
 fn slow(name: &str) -> Rig {
-    let rig = Rig::with(&Wish {
+    let rig = Rig::with(&WebSpec {
         name,
         rate: Some(10_000_000),
-        ..Wish::default()
+        ..WebSpec::default()
     });
     rig.start_nginx();
     rig
@@ -91,7 +95,7 @@ fn a_stopped_guest_is_paused_and_goes_on_where_it_was() {
     let all = processes(&rig);
     let tell = |what| all.iter().for_each(|pid| signal(*pid, what));
     let (stop, go_on) = (|| tell(Signal::STOP), || tell(Signal::CONT));
-    pause_half_way(&rig, LONG, stop, go_on);
+    pause_half_way(&rig, LONG_PAUSE, stop, go_on);
 }
 
 #[test]
@@ -101,7 +105,7 @@ fn a_frozen_guest_is_paused_and_goes_on_where_it_was() {
     // The daemon checks once a second which control groups its VMs are in.
     std::thread::sleep(Duration::from_secs(4));
     let (stop, go_on) = (|| group.freeze(true), || group.freeze(false));
-    pause_half_way(&rig, SHORT, stop, go_on);
+    pause_half_way(&rig, SHORT_PAUSE, stop, go_on);
 }
 
 /// A cgroup v2 control group for a VM.

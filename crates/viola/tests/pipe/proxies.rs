@@ -79,7 +79,7 @@ fn answer(mut client: TcpStream, bytes: &[u8]) -> std::io::Result<()> {
 }
 
 #[test]
-fn what_a_proxy_splices_the_host_relays() {
+fn the_host_relays_what_a_proxy_splices() {
     let rig = Rig::boot("pi-proxy");
     let bytes = Arc::new(noise(77, 64 * MIB));
     serve(&rig, &bytes);

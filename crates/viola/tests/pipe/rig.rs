@@ -20,14 +20,14 @@ use crate::common::Daemon;
 use crate::common::guests::within;
 
 /// Timeout of an expected change.
-pub const SOON: Duration = Duration::from_secs(30);
+pub const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 pub const MIB: usize = 1 << 20;
 /// The address of the host in a lab and of the first VM.
 pub const HOST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 pub const GUEST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 11);
 
 /// The configuration of a VM.
-pub struct Wish<'a> {
+pub struct WebSpec<'a> {
     /// The lab's name; the VM's name is this with the suffix `-web`.
     pub name: &'a str,
     /// Sizes of the files `/f0`, `/f1` and so on, in bytes.
@@ -42,7 +42,7 @@ pub struct Wish<'a> {
     pub rate: Option<u64>,
 }
 
-impl Default for Wish<'_> {
+impl Default for WebSpec<'_> {
     fn default() -> Self {
         Self {
             name: "pi",
@@ -64,25 +64,25 @@ pub struct Web {
 
 impl Web {
     /// Boots the lab and starts the agent.
-    pub fn boot(wish: &Wish<'_>) -> Self {
+    pub fn boot(spec: &WebSpec<'_>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (image, tree) = (folder.path().join("d.img"), folder.path().join("tree"));
-        let files: Vec<Vec<u8>> = (wish.sizes.iter().enumerate())
-            .map(|(number, size)| noise((wish.seed * 1000 + number * 2 + 1) as u64, *size))
+        let files: Vec<Vec<u8>> = (spec.sizes.iter().enumerate())
+            .map(|(number, size)| noise((spec.seed * 1000 + number * 2 + 1) as u64, *size))
             .collect();
         std::fs::create_dir(&tree).unwrap();
         for (number, file) in files.iter().enumerate() {
             std::fs::write(tree.join(format!("f{number}")), file).unwrap();
         }
-        let size = (wish.sizes.iter().sum::<usize>() + 256 * MIB) as u64;
+        let size = (spec.sizes.iter().sum::<usize>() + 256 * MIB) as u64;
         File::create(&image).unwrap().set_len(size).unwrap();
         let made = Command::new("/usr/sbin/mkfs.ext4")
             .args(["-q", "-d", tree.to_str().unwrap(), image.to_str().unwrap()])
             .output()
             .unwrap();
         assert!(made.status.success(), "{made:?}");
-        let Wish { name, more, .. } = wish;
-        let device = wish.looped.then(|| loop_device(&image));
+        let WebSpec { name, more, .. } = spec;
+        let device = spec.looped.then(|| loop_device(&image));
         let disk = device.as_ref().map_or("d.img", |(path, _)| path);
         let text = format!(
             "[lab]\nname = '{name}'\n[[guest]]\nname = '{name}-web'\ncores = [1]\n\
@@ -115,7 +115,7 @@ impl Web {
     }
 
     /// The agent's status report.
-    pub fn agent_says(&self) -> String {
+    pub fn agent_status(&self) -> String {
         self.sh("viola-agent --config /run/viola/agent.toml status")
     }
 
@@ -134,7 +134,9 @@ impl Web {
              {} > /tmp/n/out 2>&1 || {{ cat /tmp/n/out; false; }}",
             server.start
         ));
-        within(SOON, "it listens", || self.connect(server.port).is_ok());
+        within(CHANGE_TIMEOUT, "the server listens", || {
+            self.connect(server.port).is_ok()
+        });
     }
 
     /// A connection from the host's side of the lab.
@@ -148,7 +150,7 @@ impl Web {
 
     pub fn connect(&self, port: u16) -> std::io::Result<TcpStream> {
         let to: SocketAddr = (self.guest().address().unwrap(), port).into();
-        let connect = || TcpStream::connect_timeout(&to, SOON);
+        let connect = || TcpStream::connect_timeout(&to, CHANGE_TIMEOUT);
         self.lab.in_netns(connect).unwrap()
     }
 }
@@ -168,7 +170,9 @@ fn loop_device(image: &Path) -> (String, File) {
 
 /// Runs a script in a guest and asserts that it succeeds.
 pub fn sh(guest: &Guest, script: &str) -> String {
-    let output = guest.exec_for(&["sh", "-c", script], "", SOON).unwrap();
+    let output = guest
+        .exec_for(&["sh", "-c", script], "", CHANGE_TIMEOUT)
+        .unwrap();
     let text = output.stdout + &output.stderr;
     assert_eq!(output.status, 0, "{script}: {text}");
     text
@@ -213,26 +217,26 @@ pub struct Rig {
 impl Rig {
     /// Boots with files of 1 and 40 MiB and IPv4 addresses.
     pub fn boot(name: &str) -> Self {
-        Self::with(&Wish {
+        Self::with(&WebSpec {
             name,
-            ..Wish::default()
+            ..WebSpec::default()
         })
     }
 
-    pub fn with(wish: &Wish<'_>) -> Self {
-        Self::at(wish, &format!("\"{GUEST}\""))
+    pub fn with(spec: &WebSpec<'_>) -> Self {
+        Self::at(spec, &format!("\"{GUEST}\""))
     }
 
     /// Boots with these addresses in `[vm.pipe]`.
-    pub fn at(wish: &Wish<'_>, addresses: &str) -> Self {
+    pub fn at(spec: &WebSpec<'_>, addresses: &str) -> Self {
         let turn = turn();
-        let rate = wish.rate.map(|rate| format!("rate = {rate}\n"));
+        let rate = spec.rate.map(|rate| format!("rate = {rate}\n"));
         let daemon = Daemon::start(&format!(
             "[slices]\nenabled = false\n{}{}",
-            vm(wish.name, addresses),
+            vm(spec.name, addresses),
             rate.unwrap_or_default()
         ));
-        let web = Web::boot(wish);
+        let web = Web::boot(spec);
         let mut rig = Self {
             daemon,
             web,
@@ -278,9 +282,9 @@ impl Rig {
                 return work;
             }
             assert!(
-                begin.elapsed() < SOON,
+                begin.elapsed() < CHANGE_TIMEOUT,
                 "{begun} are to be over: {work:?}\nthe agent says: {}",
-                self.agent_says()
+                self.agent_status()
             );
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -312,7 +316,7 @@ pub fn vm(lab: &str, addresses: &str) -> String {
 
 /// Waits until the daemon has verified the disks of `count` VMs.
 pub fn wait_until_served(daemon: &mut Daemon, count: usize) {
-    daemon.wait("the guests' disks are proved", |d| {
+    daemon.wait("the VMs' disks are verified", |d| {
         let all = senders(d);
         all.iter().filter(|vm| vm.serving).count() == count
     });

@@ -73,7 +73,7 @@ fn serves(rig: &Rig, server: &Server) {
     let (status, body) = client.answer();
     assert_eq!(status, 206);
     assert!(body == large[1_000_000..30_000_000]);
-    client.say("HEAD", "/f1", "").unwrap();
+    client.request("HEAD", "/f1", "").unwrap();
     assert_eq!(client.head().unwrap(), (200, large.len()));
     client.ask("/none", "");
     assert_eq!(client.answer().0, 404);

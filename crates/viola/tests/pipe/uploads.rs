@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::common::guests::{signal, within};
-use crate::rig::{MIB, Rig, SOON};
+use crate::rig::{CHANGE_TIMEOUT, MIB, Rig};
 
 const PORT: u16 = 90;
 const BLOCK: usize = 4096;
@@ -17,12 +17,14 @@ fn start_server(rig: &Rig) {
     rig.sh(&format!(
         "mkdir -p /tmp/d/in; VIOLA_PIPE_SOCKET=/tmp/n/pipe.sock vpipe-upload /tmp/d/in 0.0.0.0 {PORT} > /tmp/n/up 2>&1 &"
     ));
-    within(SOON, "it listens", || rig.connect(PORT).is_ok());
+    within(CHANGE_TIMEOUT, "the server listens", || {
+        rig.connect(PORT).is_ok()
+    });
 }
 
 fn connect(rig: &Rig) -> TcpStream {
     let client = rig.connect(PORT).unwrap();
-    client.set_read_timeout(Some(SOON)).unwrap();
+    client.set_read_timeout(Some(CHANGE_TIMEOUT)).unwrap();
     client
 }
 
@@ -60,7 +62,7 @@ fn an_upload_is_written_by_the_host_and_is_what_the_client_sent() {
         (work.begun, work.refused, work.broken),
         (2, 0, 0),
         "{work:?} {}",
-        rig.agent_says()
+        rig.agent_status()
     );
     assert!(work.bytes > 70 * MIB as u64, "{work:?}");
     for name in [2, 4] {
@@ -93,7 +95,7 @@ fn cp_copies_by_the_host() {
 /// Asserts that the file system is consistent.
 fn check_disk(rig: &Rig) {
     // The agent keeps files open for a while, because a program may use them again.
-    within(SOON, "it is unmounted", || {
+    within(CHANGE_TIMEOUT, "the file system is unmounted", || {
         rig.sh("umount /tmp/d && echo done; true").contains("done")
     });
     let checked = Command::new("/usr/sbin/e2fsck")
@@ -126,7 +128,7 @@ fn dump(rig: &Rig, path: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_guest_that_dies_in_the_middle_has_old_bytes_zeros_or_new_ones() {
+fn after_a_vms_death_each_block_has_old_bytes_zeros_or_new_bytes() {
     let rig = Rig::boot("pi-die");
     start_server(&rig);
     let large = &rig.files[1];
@@ -135,7 +137,7 @@ fn a_guest_that_dies_in_the_middle_has_old_bytes_zeros_or_new_ones() {
         .write_all(&(large.len() as u64).to_be_bytes())
         .unwrap();
     client.write_all(&large[..20 * MIB]).unwrap();
-    within(SOON, "half of it is written", || {
+    within(CHANGE_TIMEOUT, "half of the upload is written", || {
         let work = rig.work();
         work.transfers
             .first()
@@ -147,7 +149,7 @@ fn a_guest_that_dies_in_the_middle_has_old_bytes_zeros_or_new_ones() {
     // The client sees the failure.
     let begun = std::time::Instant::now();
     while client.write(&[0; 4096]).is_ok() {
-        assert!(begun.elapsed() < SOON, "nobody tells the client");
+        assert!(begun.elapsed() < CHANGE_TIMEOUT, "the client sees no error");
         std::thread::sleep(Duration::from_millis(10));
     }
     let got = dump(&rig, "/in/1");
@@ -158,11 +160,11 @@ fn a_guest_that_dies_in_the_middle_has_old_bytes_zeros_or_new_ones() {
             .iter()
             .zip(wanted)
             .all(|(is, new)| is == new || *is == 0);
-        assert!(fits, "bytes of somebody else");
+        assert!(fits, "the block has bytes of another file");
         written += usize::from(*block == wanted[..block.len()]);
     }
     assert!(written * BLOCK > 10 * MIB, "{written} blocks");
     for (name, file) in [("/f0", &rig.files[0]), ("/f1", &rig.files[1])] {
-        assert!(dump(&rig, name) == *file, "{name} was harmed");
+        assert!(dump(&rig, name) == *file, "{name} has changed");
     }
 }

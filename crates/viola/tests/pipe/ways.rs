@@ -9,14 +9,14 @@ use viola_lab::Guest;
 use viola_netdev::{Netns, add_veth};
 
 use crate::client::Client;
-use crate::rig::{GUEST, Rig, SOON, Web, ip, sh};
+use crate::rig::{CHANGE_TIMEOUT, GUEST, Rig, Web, ip, sh};
 
 /// A host behind others, as a network namespace.
-pub struct Far {
+pub struct RemoteClient {
     netns: Netns,
 }
 
-impl Far {
+impl RemoteClient {
     /// Connects it to the lab by a veth pair. The end on the lab's side is named `far`; the other end has this address and
     /// gateway.
     pub fn new(web: &Web, address: &str, gateway: &str) -> Self {
@@ -34,7 +34,7 @@ impl Far {
 
     pub fn client(&self) -> Client {
         let to = SocketAddr::from((GUEST, 80));
-        let connect = || TcpStream::connect_timeout(&to, SOON).unwrap();
+        let connect = || TcpStream::connect_timeout(&to, CHANGE_TIMEOUT).unwrap();
         Client::of(self.netns.run(connect).unwrap())
     }
 }
@@ -45,8 +45,8 @@ pub const ROUTER: &str = "[[guest]]\nname = 'pi-router'\ncores = [1]\ntaps = [{ 
      [[bridge]]\nname = 'br0'\naddress = '10.77.0.1/24'\n[[bridge]]\nname = 'br1'\naddress = '10.78.0.1/24'\n";
 
 /// Creates that host and the route to it.
-pub fn behind_a_router(rig: &Rig) -> Far {
-    let far = Far::new(rig, "10.78.0.50/24", "10.78.0.12");
+pub fn behind_a_router(rig: &Rig) -> RemoteClient {
+    let far = RemoteClient::new(rig, "10.78.0.50/24", "10.78.0.12");
     rig.ip("link set far master br1");
     rig.ip("link set far up");
     // The router's packet sockets hold 208 KiB; larger windows would lose more packets than the test intends.

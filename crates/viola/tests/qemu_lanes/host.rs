@@ -13,7 +13,7 @@ use viola_proto::lanes::{Lanes, Nic};
 /// Timeout of a script on a busy machine.
 pub const SCRIPT_TIMEOUT: Duration = Duration::from_secs(900);
 /// Timeout of an expected change in an emulated host.
-pub const SOON: Duration = Duration::from_secs(300);
+pub const CHANGE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Number of guests.
 pub const GUESTS: u32 = 10;
 /// Number of the NIC's VFs.
@@ -111,7 +111,7 @@ impl Host {
     }
 
     pub fn wait(&self, what: &str, is_so: impl Fn(&Lanes) -> bool) -> Lanes {
-        let end = Instant::now() + SOON;
+        let end = Instant::now() + CHANGE_TIMEOUT;
         loop {
             if let Some(lanes) = self.lanes().filter(&is_so) {
                 return lanes;

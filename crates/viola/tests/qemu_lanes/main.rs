@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use viola_proto::lanes::Nic;
 
-use host::{GUESTS, Host, SOON, holders, names};
+use host::{CHANGE_TIMEOUT, GUESTS, Host, holders, names};
 
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
@@ -37,12 +37,12 @@ fn vfs_follow_the_load_and_no_connection_breaks() {
     host.traffic(phase, &rates);
     for (k, heavy) in (1..).zip(heavy) {
         let wanted = names(heavy);
-        let lanes = host.wait("the VFs with those that send most", |l| {
+        let lanes = host.wait("the VFs at the guests with the highest rates", |l| {
             holders(l) == wanted
         });
         let at = begin.elapsed().as_secs_f32();
         println!(
-            "phase {k}: at {at:.0} s the VFs are where they are to be; {:?}",
+            "phase {k}: at {at:.0} s the right guests have the VFs; {:?}",
             lanes.counts
         );
         let left = (phase * k).saturating_sub(begin.elapsed());
@@ -94,7 +94,7 @@ fn vfs_follow_the_load_and_no_connection_breaks() {
 /// a guest changes sides. The NIC's switch has to know the MAC addresses behind the PF.
 fn the_pf_is_the_bridges_way_out(host: &Host) {
     host.sh("ip link set eth2 nomaster; ip link set eth0 master br0");
-    let end = Instant::now() + SOON;
+    let end = Instant::now() + CHANGE_TIMEOUT;
     let behind = |n: u32| {
         let known = host.sh("/usr/sbin/bridge fdb show dev eth0 || bridge fdb show dev eth0");
         let mac = format!("52:54:00:00:20:{n:02x} self");
@@ -152,7 +152,7 @@ const BARE: &str = r#"
 
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
-fn whatever_happens_the_guests_go_on_and_vfs_are_found_again() {
+fn guests_survive_every_fault_and_vfs_are_recovered() {
     let host = Host::boot("lanes-faults", GUESTS);
     host.configure("");
     host.start();
@@ -166,10 +166,14 @@ fn whatever_happens_the_guests_go_on_and_vfs_are_found_again() {
     host.traffic(long, &rates);
     let first = names(&[1, 2, 3, 4, 5, 6, 7]);
     host.wait("seven VFs with seven guests", |l| holders(l) == first);
-    let says = |what: &str| {
-        let end = Instant::now() + SOON;
+    let wait_logged = |what: &str| {
+        let end = Instant::now() + CHANGE_TIMEOUT;
         while !host.sh("cat /tmp/viola.log").contains(what) {
-            assert!(Instant::now() < end, "nothing of `{what}`: {}", host.log());
+            assert!(
+                Instant::now() < end,
+                "`{what}` is not in the log: {}",
+                host.log()
+            );
             std::thread::sleep(Duration::from_millis(300));
         }
     };
@@ -205,7 +209,7 @@ fn whatever_happens_the_guests_go_on_and_vfs_are_found_again() {
     );
     assert!(host.sh("cat /run/viola/lanes.json").contains("revoking"));
     host.start();
-    says("netns:n4: VF");
+    wait_logged("netns:n4: VF");
     let lanes = host.wait("n4 with a VF again", |l| holders(l) == first);
     assert_eq!(
         (lanes.counts.adopted, lanes.counts.recovered),
@@ -217,18 +221,18 @@ fn whatever_happens_the_guests_go_on_and_vfs_are_found_again() {
     // The journal is lost as well. The daemon finds the VFs in the guests.
     host.sh("kill -9 $(cat /tmp/pid); sleep 0.5; rm /run/viola/lanes.json");
     host.start();
-    let lanes = host.wait("found with them", |l| holders(l) == first);
+    let lanes = host.wait("VFs found in their guests", |l| holders(l) == first);
     assert_eq!(lanes.counts.adopted, 7, "{}", host.log());
 
     // The NIC's VFs disappear while guests hold them. The guests continue by the bridge and get VFs again once they exist
     // again.
     host.sh("echo 0 >/sys/class/net/eth0/device/sriov_numvfs");
-    says("its VFs were taken off");
-    host.wait("VFs made anew", |l| holders(l) == first);
+    wait_logged("its VFs were taken off");
+    host.wait("VFs created again", |l| holders(l) == first);
 
     // The PF goes down and up.
     host.sh("ip link set eth0 down; sleep 1; ip link set eth0 up");
-    let end = Instant::now() + SOON;
+    let end = Instant::now() + CHANGE_TIMEOUT;
     let active =
         "for i in 1 2 3 4 5 6 7; do ip -n n$i -d link show bond0; done | grep -c 'active_slave vf'";
     while host.sh(active).trim() != "7" {
@@ -243,7 +247,7 @@ fn whatever_happens_the_guests_go_on_and_vfs_are_found_again() {
     // The operator stops lanes and starts them again.
     let said = host.sh("viola stop --all");
     assert!(said.contains("stock"), "{said}");
-    let lanes = host.wait("nobody with a VF", |l| holders(l).is_empty());
+    let lanes = host.wait("no guest with a VF", |l| holders(l).is_empty());
     assert!(
         !lanes.on && lanes.why.contains("viola stop --all"),
         "{lanes:?}"
@@ -257,7 +261,7 @@ fn whatever_happens_the_guests_go_on_and_vfs_are_found_again() {
 
     // Two guests have the same address: neither may have a VF.
     host.sh("ip -n n10 link set bond0 address 52:54:00:00:20:07");
-    says("n7 and n10 have the same address 52:54:00:00:20:07 at br0");
+    wait_logged("n7 and n10 have the same address 52:54:00:00:20:07 at br0");
     host.wait("n7 without a VF", |l| {
         l.nics.iter().all(|n| n.name != "n7" && n.name != "n10")
     });

@@ -13,11 +13,11 @@ use super::host::{Host, image};
 /// Switches of each kind in a round.
 const TURNS: usize = 4;
 /// How long after viola's part a switch may still affect traffic, in seconds: the guest's kernel probes its VF.
-const AFTER: f64 = 3.0;
+const PROBE_S: f64 = 3.0;
 /// Rate of the fast stream in packets per second.
 const RATE: u32 = 1000;
 /// Timeout of a guest's boot by this machine's clock.
-const BOOTS: Duration = Duration::from_secs(600);
+const BOOT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// QEMU arguments of a host with an IOMMU and KVM, both emulated.
 const IOMMU: &str =
@@ -104,14 +104,14 @@ fn root_of_loader() -> String {
 
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
-fn a_nested_guests_vf_comes_and_goes_under_its_agents_bond_and_nothing_is_held_up() {
+fn a_nested_guests_vf_switches_under_its_agents_bond_without_delay() {
     let bed = Bed::boot("lanes-agent", Pair::Agent);
-    nothing_is_held_up(&bed.rounds());
+    assert_no_delay(&bed.rounds());
 }
 
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
-fn a_nested_guests_vf_comes_and_goes_by_net_failover_and_its_connections_live() {
+fn a_nested_guests_vf_switches_by_net_failover_and_its_connections_survive() {
     let bed = Bed::boot("lanes-kvm", Pair::Failover);
     let control = control(&bed.host);
     bed.host.sh("viola set l2 --lane never");
@@ -120,16 +120,16 @@ fn a_nested_guests_vf_comes_and_goes_by_net_failover_and_its_connections_live() 
     let switches = bed.rounds();
     // QEMU's unplug makes the guest fail over by itself: packets that arrive while its kernel unbinds the VF are lost.
     println!("the guest's kernel alone takes {control:.2} s to let a VF go");
-    nothing_is_held_up(&switches);
+    assert_no_delay(&switches);
 }
 
 /// Longest permitted gap of a switch, ms.
-const GAP_MS: f64 = 100.0;
+const MAX_GAP_MS: f64 = 100.0;
 
 /// The traffic during a switch, or between it and the next one.
 #[derive(Debug)]
 #[allow(dead_code, reason = "shown")]
-struct Felt {
+struct SwitchEffect {
     given: bool,
     /// Begin in seconds after the start of the traffic, and duration until viola was done.
     at: f64,
@@ -143,12 +143,15 @@ struct Felt {
 }
 
 /// Asserts that a switch loses no ping at the median and one at most, and that the stream has no long gap.
-fn nothing_is_held_up(switches: &[Felt]) {
+fn assert_no_delay(switches: &[SwitchEffect]) {
     let mut pings: Vec<u64> = switches.iter().map(|s| s.pings).collect();
     pings.sort_unstable();
     assert_eq!(pings[pings.len() / 2], 0, "{switches:?}");
     assert!(pings[pings.len() - 1] <= 1, "{switches:?}");
-    assert!(switches.iter().all(|s| s.gap_ms <= GAP_MS), "{switches:?}");
+    assert!(
+        switches.iter().all(|s| s.gap_ms <= MAX_GAP_MS),
+        "{switches:?}"
+    );
 }
 
 struct Bed {
@@ -210,14 +213,16 @@ impl Bed {
             if said.contains("L2 READY") {
                 break;
             }
-            assert!(begin.elapsed() < BOOTS, "{said}\n{}", host.log());
+            assert!(begin.elapsed() < BOOT_TIMEOUT, "{said}\n{}", host.log());
             std::thread::sleep(Duration::from_secs(1));
         }
         println!(
             "the nested guest is up after {:.0} s",
             begin.elapsed().as_secs_f32()
         );
-        host.wait("the guest seen", |l| l.nics.iter().any(|n| n.name == "l2"));
+        host.wait("the daemon sees the guest", |l| {
+            l.nics.iter().any(|n| n.name == "l2")
+        });
         // The guest starts the traffic server slowly, because the program is large.
         let one = json!({
             "address": "10.9.0.2", "phase_ms": 100, "guests": [{"netns": "peer", "rates": [10]}],
@@ -249,15 +254,15 @@ impl Bed {
 
     /// Two rounds, or `VIOLA_ROUNDS`. With net_failover every second revocation loses a ping, so one round may lose a ping in
     /// each of them by chance.
-    fn rounds(&self) -> Vec<Felt> {
+    fn rounds(&self) -> Vec<SwitchEffect> {
         let said = std::env::var("VIOLA_ROUNDS").ok();
         let rounds: usize = said.map_or(2, |rounds| rounds.parse().unwrap());
-        (0..rounds).flat_map(|_| self.to_and_fro()).collect()
+        (0..rounds).flat_map(|_| self.one_round()).collect()
     }
 
     /// Plugs and unplugs the VF under traffic and returns the effect of each switch. Asserts that nothing is lost or late
     /// between switches.
-    fn to_and_fro(&self) -> Vec<Felt> {
+    fn one_round(&self) -> Vec<SwitchEffect> {
         let host = &self.host;
         host.wait("no VF", |l| l.nics.iter().all(|n| n.vf.is_none()));
         let before = host.lanes().unwrap().counts;
@@ -288,15 +293,15 @@ impl Bed {
         // The NIC has no counter for a VF's packets; the VF's interrupts prove that it was used.
         assert!(lanes.nics[0].vf_packets > 100, "{:?}", lanes.nics);
         let steps = host.sh(&format!("cat {STEPS}"));
-        let seen = felt(&steps, &guests);
-        let (switches, calm): (Vec<Felt>, Vec<Felt>) = seen.into_iter().unzip();
+        let seen = switch_effects(&steps, &guests);
+        let (switches, calm): (Vec<SwitchEffect>, Vec<SwitchEffect>) = seen.into_iter().unzip();
         for switch in &switches {
             println!("{switch:?}");
         }
         assert_eq!(switches.len(), 2 * TURNS, "{steps}");
         let sent = guests[0]["sent"].as_u64().unwrap() as f64;
         let took = calm.last().map_or(0.0, |c| c.at + c.took);
-        let sum = |of: fn(&Felt) -> u64| switches.iter().map(of).sum::<u64>();
+        let sum = |of: fn(&SwitchEffect) -> u64| switches.iter().map(of).sum::<u64>();
         println!(
             "{} switches: {} of {} pings lost, {} of {sent} packets in {took:.0} s, longest gap {:.1} ms",
             switches.len(),
@@ -319,7 +324,7 @@ const STEPS: &str = "/tmp/steps";
 
 /// Takes lines of [`STEPS`] (kind, start of the traffic, start of the switch, its end: s of uptime) and the reports of both
 /// streams. Returns the effects on the traffic during each switch and between it and the next.
-fn felt(steps: &str, guests: &[Value]) -> Vec<(Felt, Felt)> {
+fn switch_effects(steps: &str, guests: &[Value]) -> Vec<(SwitchEffect, SwitchEffect)> {
     let (fast, pings) = (&guests[0], &guests[1]);
     let pairs = |of: &Value, key: &str| -> Vec<(f64, f64)> {
         let list = of[key].as_array().unwrap().iter();
@@ -342,7 +347,7 @@ fn felt(steps: &str, guests: &[Value]) -> Vec<(Felt, Felt)> {
             let is = |(at, _): &&(f64, f64)| (from..to).contains(at);
             list.iter().filter(is).map(|(_, n)| *n).collect()
         };
-        Felt {
+        SwitchEffect {
             given,
             at: from,
             took: done - from,
@@ -353,8 +358,8 @@ fn felt(steps: &str, guests: &[Value]) -> Vec<(Felt, Felt)> {
     };
     let mut seen = Vec::new();
     for (k, &(given, from, done)) in times.iter().enumerate() {
-        let to = done + AFTER;
-        let next = times.get(k + 1).map_or(to + AFTER, |(_, next, _)| *next);
+        let to = done + PROBE_S;
+        let next = times.get(k + 1).map_or(to + PROBE_S, |(_, next, _)| *next);
         seen.push((
             between(given, from, done, to),
             between(given, to, next, next),

@@ -12,7 +12,7 @@ use viola_proto::{VmList, VmReport};
 /// Timeout of one script.
 pub const SCRIPT_TIMEOUT: Duration = Duration::from_secs(900);
 /// Timeout of an expected change in an emulated host on a busy machine.
-pub const SOON: Duration = Duration::from_secs(300);
+pub const CHANGE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Number of VMs. The first one only answers pings; the others have load while [`Host::busy`] is set.
 pub const VMS: u32 = 3;
 
@@ -103,7 +103,7 @@ impl Host {
         let begin = Instant::now();
         let folder = tempfile::tempdir().unwrap();
         let image = Image::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))], "debian");
-        let image = image.unwrap_or_else(|e| panic!("{e}; scripts/debian-image.sh makes it"));
+        let image = image.unwrap_or_else(|e| panic!("{e}; run scripts/debian-image.sh"));
         let root = image.kernel().with_file_name("root.img");
         // Under emulation a VM exit and entry take a thousand times as long as their instructions, and an answer needs ten
         // milliseconds of them. With a clock that counts instructions an answer takes its real time.
@@ -116,7 +116,7 @@ impl Host {
         let spec = spec.disk("packages", &pack(folder.path()), "raw");
         let console = || std::fs::read_to_string(folder.path().join("operator.log"));
         let machine = QemuVm::start(&spec, &image, folder.path())
-            .unwrap_or_else(|e| panic!("{e}; all of it: {}", console().unwrap_or_default()));
+            .unwrap_or_else(|e| panic!("{e}; the console: {}", console().unwrap_or_default()));
         let host = Self {
             machine,
             _folder: folder,
@@ -205,7 +205,7 @@ impl Host {
         let begin = Instant::now();
         while !is_so() {
             assert!(
-                begin.elapsed() < SOON,
+                begin.elapsed() < CHANGE_TIMEOUT,
                 "not {what}:\n{}\n{}",
                 self.sh("viola vms; viola check"),
                 self.log()
@@ -240,7 +240,7 @@ impl Host {
             .collect();
         assert!(
             times.len() as u32 * 10 > count * 9,
-            "answers are lost: {text}"
+            "answers were lost: {text}"
         );
         times.sort_by(f64::total_cmp);
         (times[times.len() / 2], times[times.len() * 99 / 100])

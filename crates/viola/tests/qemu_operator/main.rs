@@ -15,27 +15,27 @@ const SOONER: f64 = 10.0;
 
 #[test]
 #[ignore = "boots an emulated PC with VMs in it: make test-beds"]
-fn from_the_package_to_a_vm_that_answers_sooner_and_through_what_may_happen() {
+fn a_host_from_installation_to_removal() {
     let begin = Instant::now();
     let host = Host::boot();
     host.busy(true);
     let stock = host.answers(60);
     host.busy(false);
     let sooner = page::follow(&host, begin, stock);
-    host.step(begin, "the page was followed to its end");
+    host.step(begin, "all commands of the page");
     the_unit_lets_it_work(&host);
     libvirt_tells(&host);
-    host.step(begin, "libvirt's quotas, its daemon's end and restart");
+    host.step(begin, "libvirt's quotas, stop and restart of its daemon");
     the_daemon_goes_and_comes(&host);
     host.step(begin, "restart and kill of the daemon");
     vms_go_and_come(&host);
-    host.step(begin, "reset, end, start and another name of VMs");
+    host.step(begin, "reset, stop, start and rename of VMs");
     a_full_disk(&host);
     an_upgrade_and_a_removal(&host);
     host.step(begin, "a full disk, an upgrade, the removal");
     assert!(
         sooner >= SOONER,
-        "db01 answered {sooner:.1} times sooner only"
+        "db01 answered only {sooner:.1} times sooner"
     );
 }
 
@@ -56,7 +56,7 @@ fn libvirt_tells(host: &Host) {
     let events = || host.metric("viola_libvirt_events_total").unwrap_or(0.0);
     let before = events();
     host.good("virsh schedinfo db02 --live vcpu_period=100000 vcpu_quota=20000");
-    host.until("libvirt's event heard", || events() > before);
+    host.until("libvirt's event received", || events() > before);
     // Both VMs are busy and equal. The emulated host's own use of that core belongs to neither.
     let used = || {
         let vms = host.vms();
@@ -83,7 +83,7 @@ fn libvirt_tells(host: &Host) {
     );
     assert!(mean < 0.25, "{mean}");
     host.good("virsh schedinfo db02 --live vcpu_quota=-1");
-    host.until("its share again", || {
+    host.until("db02's share without a quota", || {
         let (bound, free) = used();
         bound > 0.85 * free
     });
@@ -91,7 +91,7 @@ fn libvirt_tells(host: &Host) {
 
     // The libvirt daemon stops. viola keeps the VMs and does not start the daemon again by a query.
     host.good("systemctl stop libvirtd 2>/dev/null");
-    host.until("libvirt gone", || connected(0.0));
+    host.until("libvirt disconnected", || connected(0.0));
     host.pause(5);
     assert_eq!(host.sh("systemctl is-active libvirtd").trim(), "inactive");
     assert_eq!(host.vms().len(), VMS as usize);
@@ -131,9 +131,13 @@ fn the_daemon_goes_and_comes(host: &Host) {
     assert_eq!(
         host.vm("db02").unwrap().weight,
         256,
-        "it was not to be kept"
+        "a setting without --keep was kept"
     );
-    assert_eq!(host.sh("cat odd 2>/dev/null"), "", "half a scrape");
+    assert_eq!(
+        host.sh("cat odd 2>/dev/null"),
+        "",
+        "a scrape was incomplete"
+    );
 
     host.good("kill -9 $(systemctl show -p MainPID --value viola)");
     host.until("systemd starts it again", || {
@@ -162,7 +166,7 @@ fn vms_go_and_come(host: &Host) {
     println!("found {took:?} after libvirt said that it runs");
     // The operator renames a libvirt VM while it is off.
     host.good("virsh -q destroy db03; virsh -q domrename db03 web03 2>&1; virsh -q start web03");
-    host.until("it by its new name", || {
+    host.until("the VM by its new name", || {
         host.vm("web03").is_some() && host.vm("db03").is_none()
     });
     host.good("viola set web03 --class batch");
@@ -190,7 +194,7 @@ fn an_upgrade_and_a_removal(host: &Host) {
     );
     host.good("grep -q '^# mine$' /etc/viola/viola.toml");
     host.until_scheduled("db01", "ls", "slots");
-    host.until("one that asks libvirt", || {
+    host.until("the process that queries libvirt", || {
         host.sh("pgrep -xc viola-libvirt").trim() == "1"
     });
     let said = page::removal(host);

@@ -48,7 +48,7 @@ pub fn follow(host: &Host, begin: Instant, stock: (f64, f64)) -> f64 {
                 println!("{said}");
             }
             "viola vms" => {
-                host.until("VMs seen", || host.vms().len() == VMS as usize);
+                host.until("the daemon sees the VMs", || host.vms().len() == VMS as usize);
                 println!("{}", host.good(command));
             }
             "viola top" => {
@@ -78,7 +78,7 @@ pub fn follow(host: &Host, begin: Instant, stock: (f64, f64)) -> f64 {
                 let plain = ["apt install ", "viola set ", "viola stop ", "viola start", "curl "];
                 assert!(
                     plain.iter().any(|p| other.starts_with(p)),
-                    "`{other}` stands on the first page, and this test does not know it"
+                    "the first page has the command `{other}`, which this test does not run"
                 );
                 let said = host.good(&other.replace("apt install", "apt install -y"));
                 assert!(!said.trim().is_empty(), "{other}");

@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 
 use crate::rig::MIB;
-use crate::vm::{Disk, LIBRARY, SOON, Vm, connect};
+use crate::vm::{CHANGE_TIMEOUT, Disk, LIBRARY, Vm, connect};
 
 const SIZES: [usize; 2] = [MIB, 40 * MIB];
 
@@ -30,7 +30,7 @@ fn copied(name: &str, disk: Disk) -> u64 {
 
 #[test]
 #[ignore = "boots emulated PCs: make test-beds"]
-fn a_disk_that_writes_zeros_by_itself_has_none_written_to_it() {
+fn a_disk_that_writes_zeros_by_itself_gets_none_from_the_guest() {
     let written = copied("qp-nvme", Disk::Nvme);
     println!("the guest has written {written} bytes");
     assert!(written < 8 * MIB as u64, "{written}");
@@ -38,7 +38,7 @@ fn a_disk_that_writes_zeros_by_itself_has_none_written_to_it() {
 
 #[test]
 #[ignore = "boots emulated PCs: make test-beds"]
-fn a_disk_that_does_not_has_zeros_written_to_it() {
+fn another_disk_gets_zeros_from_the_guest() {
     let written = copied("qp-virt", Disk::Virtio);
     println!("the guest has written {written} bytes");
     assert!(written >= 80 * MIB as u64, "{written}");
@@ -46,7 +46,7 @@ fn a_disk_that_does_not_has_zeros_written_to_it() {
 
 #[test]
 #[ignore = "boots emulated PCs: make test-beds"]
-fn what_a_client_sends_is_written_by_the_host() {
+fn the_host_writes_what_a_client_sends() {
     const PORT: u16 = 90;
     let vm = Vm::boot("qp-up", Disk::Nvme, &SIZES, "");
     let before = vm.written();
@@ -55,7 +55,7 @@ fn what_a_client_sends_is_written_by_the_host() {
     ));
     vm.wait_listening(PORT);
     let mut client = connect(PORT).unwrap();
-    client.set_read_timeout(Some(SOON)).unwrap();
+    client.set_read_timeout(Some(CHANGE_TIMEOUT)).unwrap();
     for _ in 0..2 {
         for file in [&vm.files[1], &vm.files[0]] {
             let head = (file.len() as u64).to_be_bytes();

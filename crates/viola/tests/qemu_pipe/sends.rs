@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::common::guests::within;
 use crate::common::stdout;
 use crate::rig::MIB;
-use crate::vm::{Disk, SOON, Vm};
+use crate::vm::{CHANGE_TIMEOUT, Disk, Vm};
 
 const SIZES: [usize; 2] = [MIB, 40 * MIB];
 
@@ -32,7 +32,7 @@ fn files_of_a_qemu_guest_are_sent_by_the_host() {
 /// After QEMU's stop the guest may continue from an older snapshot, so the host resets transfers.
 #[test]
 #[ignore = "boots emulated PCs: make test-beds"]
-fn qemus_stop_resets_what_is_under_way_at_once_and_the_guest_serves_again() {
+fn qemus_stop_resets_transfers_at_once_and_the_guest_serves_again() {
     let vm = Vm::boot("qp-halt", Disk::Nvme, &SIZES, "rate = 10_000_000");
     vm.start_nginx();
     let mut client = vm.client();
@@ -40,7 +40,9 @@ fn qemus_stop_resets_what_is_under_way_at_once_and_the_guest_serves_again() {
     assert_eq!(client.head().unwrap(), (200, 40 * MIB));
     let mut body = vec![0; 4 * MIB];
     client.0.read_exact(&mut body).unwrap();
-    within(SOON, "the host has it", || vm.work().transfers.len() == 1);
+    within(CHANGE_TIMEOUT, "the host has the connection", || {
+        vm.work().transfers.len() == 1
+    });
     vm.machine.qmp("stop", None).unwrap();
     let stopped = Instant::now();
     let error = client.0.read_to_end(&mut body).unwrap_err();
@@ -54,7 +56,7 @@ fn qemus_stop_resets_what_is_under_way_at_once_and_the_guest_serves_again() {
     vm.machine.qmp("cont", None).unwrap();
     let mut client = vm.client();
     client.fetch("/f0", &vm.files[0]);
-    within(SOON, "it is served again", || {
+    within(CHANGE_TIMEOUT, "the host serves again", || {
         let begun = vm.work().begun;
         client.fetch("/f1", &vm.files[1]);
         vm.work().begun > begun

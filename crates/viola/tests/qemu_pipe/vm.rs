@@ -19,9 +19,9 @@ use crate::common::guests::within;
 use crate::rig::{GUEST, HOST, MIB, NGINX, Turn, ip, noise, senders, turn, wait_until_served};
 
 /// Timeout of a step of an emulated VM.
-pub const SOON: Duration = Duration::from_secs(90);
+pub const CHANGE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Timeout of a change of the counters.
-const COUNTED: Duration = Duration::from_secs(20);
+const COUNTER_TIMEOUT: Duration = Duration::from_secs(20);
 /// The environment of programs that use the agent, inside the lab's root folder.
 pub const LIBRARY: &str =
     "LD_PRELOAD=/usr/lib/libvpipe_preload.so VIOLA_PIPE_SOCKET=/tmp/n/pipe.sock";
@@ -142,7 +142,9 @@ impl Vm {
 
     /// Waits until a server in the guest listens.
     pub fn wait_listening(&self, port: u16) {
-        within(SOON, "it listens", || connect(port).is_ok());
+        within(CHANGE_TIMEOUT, "the server listens", || {
+            connect(port).is_ok()
+        });
     }
 
     /// An nginx client on the host's side of the bridge.
@@ -170,7 +172,7 @@ impl Vm {
             if wanted(&work) {
                 return work;
             }
-            assert!(begin.elapsed() < COUNTED, "{work:?}");
+            assert!(begin.elapsed() < COUNTER_TIMEOUT, "{work:?}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -186,7 +188,7 @@ impl Vm {
     /// Unmounts the files, asserts that their file system is consistent, and mounts it again.
     pub fn check_disk(&self) {
         // The agent keeps files open for a while, because a program may use them again.
-        within(SOON, "it is unmounted", || {
+        within(CHANGE_TIMEOUT, "the file system is unmounted", || {
             self.machine.sh("umount /r/tmp/d").is_ok()
         });
         let checked = Command::new("/usr/sbin/e2fsck")

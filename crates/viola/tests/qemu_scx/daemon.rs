@@ -25,7 +25,7 @@ weight = 512
 "#;
 
 /// Timeout for a thread that the daemon did not see start to join its VM; the emulated host is slow.
-const FOUND: Duration = Duration::from_secs(30);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The guest's program: it counts, and starts a process now and then.
 const GUEST: &str = r#"#!/usr/bin/busybox sh
@@ -84,7 +84,7 @@ impl Bed {
     }
 
     /// Waits until the daemon has logged this text `times` times.
-    fn says(&self, what: &str, times: u32) {
+    fn wait_logged(&self, what: &str, times: u32) {
         self.until(
             &format!("[ $(grep -c \"{what}\" /tmp/v.log) -ge {times} ]"),
             90,
@@ -131,7 +131,7 @@ impl Bed {
     /// Asserts that both VMs get their shares by weight, by sched_ext.
     fn assert_slices(&self) {
         // A thread that started during the daemon's scan is found by the next scan and runs in the fair class until then.
-        let end = Instant::now() + FOUND;
+        let end = Instant::now() + JOIN_TIMEOUT;
         let (ours, others) = loop {
             match self.threads() {
                 (_, others) if others > 0 && Instant::now() < end => {}
@@ -144,7 +144,7 @@ impl Bed {
             ours + others
         );
         // A core that goes offline loses the VMs' affinity to it. The daemon's next scan sees that they are on one core again.
-        let end = Instant::now() + FOUND;
+        let end = Instant::now() + JOIN_TIMEOUT;
         let list = loop {
             self.host.sh("sleep 2");
             let list = self.json("vms");
@@ -189,11 +189,11 @@ impl Bed {
 
 #[test]
 #[ignore = "boots an emulated PC with guests in it: make test-beds"]
-fn real_guests_have_their_slices_by_the_daemon_whatever_happens_to_it() {
+fn real_vms_keep_their_shares_through_every_fault() {
     let bed = Bed::boot();
     bed.start();
-    bed.says("runs by /tmp/v.toml", 1);
-    bed.says("core 1: sched_ext on, since g1 is latency-sensitive", 1);
+    bed.wait_logged("runs by /tmp/v.toml", 1);
+    bed.wait_logged("core 1: sched_ext on, since g1 is latency-sensitive", 1);
     bed.assert_slices();
     let (vms, status) = (bed.ask("vms"), bed.ask("status"));
     println!("{vms}{status}");
@@ -211,10 +211,10 @@ fn real_guests_have_their_slices_by_the_daemon_whatever_happens_to_it() {
 
     // The core goes offline and comes back.
     bed.host.sh("echo 0 >/sys/devices/system/cpu/cpu1/online");
-    bed.says("core 1: back to stock scheduling, since", 1);
+    bed.wait_logged("core 1: back to stock scheduling, since", 1);
     bed.assert_stock();
     bed.host.sh("echo 1 >/sys/devices/system/cpu/cpu1/online");
-    bed.says("core 1: sched_ext on", 2);
+    bed.wait_logged("core 1: sched_ext on", 2);
     bed.assert_slices();
 
     // The daemon is killed; the next one loads the scheduler again.
@@ -222,8 +222,8 @@ fn real_guests_have_their_slices_by_the_daemon_whatever_happens_to_it() {
     bed.step("killed");
     bed.assert_stock();
     bed.start();
-    bed.says("an earlier run was cut short: put back", 1);
-    bed.says("core 1: sched_ext on", 1);
+    bed.wait_logged("an earlier run was cut short: put back", 1);
+    bed.wait_logged("core 1: sched_ext on", 1);
     bed.assert_slices();
 
     // A fair-class program occupies the core while the kernel's server for sched_ext is off: a thread waits for 5 s.
@@ -231,22 +231,22 @@ fn real_guests_have_their_slices_by_the_daemon_whatever_happens_to_it() {
         "mount -t debugfs d /sys/kernel/debug; echo 0 >/sys/kernel/debug/sched/ext_server/cpu1/runtime; \
          (while :; do :; done) & echo $! >/tmp/hog; taskset -p 2 $! >/dev/null",
     );
-    bed.says(
+    bed.wait_logged(
         "sched_ext: the kernel ended the scheduler, since a thread had waited for 5 s",
         1,
     );
     bed.host
         .sh("kill $(cat /tmp/hog); echo 50000000 >/sys/kernel/debug/sched/ext_server/cpu1/runtime");
-    bed.says("core 1: sched_ext on", 2);
+    bed.wait_logged("core 1: sched_ext on", 2);
     bed.assert_slices();
     for times in [1, 2] {
         bed.host.sh("echo S >/proc/sysrq-trigger");
-        bed.says("sched_ext: SysRq S ended the scheduler", times);
+        bed.wait_logged("sched_ext: SysRq S ended the scheduler", times);
         if times == 1 {
-            bed.says("core 1: sched_ext on", 3);
+            bed.wait_logged("core 1: sched_ext on", 3);
         }
     }
-    bed.says(
+    bed.wait_logged(
         "slices: eevdf; no sched_ext: it failed: SysRq S ended the scheduler",
         1,
     );
@@ -255,7 +255,7 @@ fn real_guests_have_their_slices_by_the_daemon_whatever_happens_to_it() {
     assert!(status.contains("running: eevdf"), "{status}");
     // The operator has fixed the cause and starts slices again.
     bed.ask("start");
-    bed.says("core 1: sched_ext on", 4);
+    bed.wait_logged("core 1: sched_ext on", 4);
     bed.assert_slices();
     bed.host
         .sh("kill $(cat /tmp/v.pid); while [ -e /proc/$(cat /tmp/v.pid) ]; do sleep 0.1; done");
@@ -266,7 +266,7 @@ fn real_guests_have_their_slices_by_the_daemon_whatever_happens_to_it() {
         "mount -t securityfs s /sys/kernel/security; echo confidentiality >/sys/kernel/security/lockdown",
     );
     bed.start();
-    bed.says(
+    bed.wait_logged(
         "slices: eevdf; no sched_ext: the kernel refused viola's sched_ext scheduler at loading",
         1,
     );

@@ -46,7 +46,7 @@ impl Bed {
     }
 
     /// Waits until the daemon has logged this text `times` times.
-    fn says(&self, what: &str, times: u32) {
+    fn wait_logged(&self, what: &str, times: u32) {
         let said = self.0.sh(&format!(
             "n=0; until [ $(grep -c \"{what}\" /tmp/v.log) -ge {times} ]; do \
              n=$((n + 1)); [ $n -gt 450 ] && echo never && break; sleep 0.2; done"
@@ -109,10 +109,10 @@ impl Bed {
 
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
-fn vms_of_class_turbo_have_both_their_cores_by_sched_ext() {
+fn vms_of_class_turbo_get_both_cores_by_sched_ext() {
     let bed = Bed::boot();
     bed.start();
-    bed.says("core 2: sched_ext on", 1);
+    bed.wait_logged("core 2: sched_ext on", 1);
     bed.assert_turbo();
     let check = bed
         .0
@@ -122,14 +122,14 @@ fn vms_of_class_turbo_have_both_their_cores_by_sched_ext() {
 
     // The turbo core goes offline. The kernel ends the scheduler, and the VMs continue with ordinary slices or stock scheduling.
     bed.0.sh("echo 0 >/sys/devices/system/cpu/cpu2/online");
-    bed.says(
+    bed.wait_logged(
         "q1: stock scheduling: it has no turbo vCPU: core 2 is offline",
         1,
     );
     let said = bed.0.sh("sleep 2; viola vms --socket /tmp/v.sock");
     assert!(said.contains("q1") && said.contains("q2"), "{said}");
     bed.0.sh("echo 1 >/sys/devices/system/cpu/cpu2/online");
-    bed.says("core 2: sched_ext on", 2);
+    bed.wait_logged("core 2: sched_ext on", 2);
     bed.assert_turbo();
 
     // The daemon is killed: no thread may stay in the scheduler's class.
@@ -140,6 +140,6 @@ fn vms_of_class_turbo_have_both_their_cores_by_sched_ext() {
     let left: Vec<&str> = left.split_whitespace().collect();
     assert_eq!(left, ["disabled", "0"]);
     bed.start();
-    bed.says("core 2: sched_ext on", 1);
+    bed.wait_logged("core 2: sched_ext on", 1);
     bed.assert_turbo();
 }

@@ -49,7 +49,7 @@ fn the_latency_sensitive_vm_answers_sooner_and_all_have_their_shares() {
 
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
-fn whatever_ends_it_the_vms_go_on_in_the_fair_class() {
+fn however_the_scheduler_ends_the_vms_continue_in_the_fair_class() {
     let host = Host::boot("scx-end", &[]);
     // The loader is killed.
     let started = host.sh(
@@ -101,7 +101,7 @@ fn whatever_ends_it_the_vms_go_on_in_the_fair_class() {
     for (before, after) in seen.iter().zip(&seen[2..]) {
         assert!(
             after.1 - before.1 > 700_000_000,
-            "half of two seconds: {killed}"
+            "a VM did not get half of two seconds: {killed}"
         );
     }
     let restored = host.sh(

@@ -11,7 +11,7 @@ fn fair(turbo: f64) -> f64 {
 
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
-fn interrupts_wait_for_no_turn_and_are_paid_for_on_the_regular_core() {
+fn interrupts_run_at_once_and_their_time_is_deducted_on_the_regular_core() {
     let host = Host::boot_with("scx-turbo", 3, &[]);
     let one = "turbo:idle turbo:idle turbo:idle turbo:idle";
     let [stock, ours] = ["stock", "sched_ext"].map(|m| host.run_turbo(m, 2, one));
@@ -61,7 +61,7 @@ fn interrupts_wait_for_no_turn_and_are_paid_for_on_the_regular_core() {
 
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
-fn a_turbo_core_ends_with_the_scheduler() {
+fn turbo_cores_end_with_the_scheduler() {
     let host = Host::boot_with("scx-turbo-end", 3, &[]);
     // The loader is killed: all threads are in the fair class at once, also those on the turbo core.
     let killed = host.sh(
@@ -76,7 +76,10 @@ fn a_turbo_core_ends_with_the_scheduler() {
     let ran = |line: &str| line.split(' ').nth(2).unwrap().parse::<u64>().unwrap();
     for vm in 0..2 {
         let span = ran(lines[5 + vm]) - ran(lines[3 + vm]);
-        assert!(span > 1_500_000_000, "half of two cores for 2 s: {killed}");
+        assert!(
+            span > 1_500_000_000,
+            "a VM did not get half of two cores for 2 s: {killed}"
+        );
     }
     // A turbo core goes offline: the kernel ends the scheduler and logs that.
     let gone = host.sh(

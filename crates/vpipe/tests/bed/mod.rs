@@ -119,7 +119,7 @@ impl Bed {
     pub fn disk(&self, bytes: std::ops::Range<u64>) -> Vec<u8> {
         let mut got = vec![0; (bytes.end - bytes.start) as usize];
         let Endpoint::File(part) = self.part(bytes, 0) else {
-            panic!("it is a file");
+            panic!("the sink is a file");
         };
         self.image.read_at(&part.map, 0, &mut got).unwrap();
         got
@@ -163,7 +163,7 @@ impl Bed {
             ..
         } = self.reply()
         else {
-            panic!("the connection does not come back");
+            panic!("the connection is not returned");
         };
         // The VM is slow.
         std::thread::sleep(Duration::from_millis(20));

@@ -74,7 +74,7 @@ fn get_requests_are_answered_from_the_published_view() {
 }
 
 #[test]
-fn a_change_goes_to_the_loop_with_the_user_who_asked() {
+fn a_change_reaches_the_loop_with_the_requesting_user() {
     let s = Served::new(|r| match r {
         Request::Set {
             name,

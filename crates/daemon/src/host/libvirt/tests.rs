@@ -47,7 +47,7 @@ const HERE: &str =
     r#"echo '{"word":"here","domains":[{"name":"db01","uuid":"u1","state":"running"}]}'; "#;
 
 #[test]
-fn events_are_taken_and_a_closed_connection_is_opened_again() {
+fn events_are_received_and_a_closed_connection_is_reopened() {
     let folder = tempfile::tempdir().unwrap();
     let go = folder.path().join("go");
     let wait = format!("while [ ! -e {} ]; do sleep 0.05; done; ", go.display());
@@ -62,10 +62,7 @@ fn events_are_taken_and_a_closed_connection_is_opened_again() {
     let launch = launch(folder.path(), &script);
     let libvirt = Libvirt::start(launch).unwrap();
     std::thread::sleep(Duration::from_millis(200));
-    assert!(
-        !libvirt.shown().connected,
-        "nothing is asked while no daemon runs"
-    );
+    assert!(!libvirt.shown().connected, "connected while no daemon runs");
     assert_eq!(libvirt.shown().why, "libvirt's daemon does not run");
     let daemon = Daemon::start(folder.path());
     until("connected", || libvirt.shown().connected);
@@ -91,7 +88,10 @@ fn events_are_taken_and_a_closed_connection_is_opened_again() {
     assert!(libvirt.domains().is_none());
     // A daemon that closed the connection is about to exit. A new connection would make systemd start another daemon.
     std::thread::sleep(3 * MIN_RETRY_DELAY);
-    assert!(!libvirt.shown().connected, "asked while it ends");
+    assert!(
+        !libvirt.shown().connected,
+        "connected while the daemon ends"
+    );
     assert_eq!(libvirt.shown().why, "it has ended");
     drop(daemon);
     let _daemon = Daemon::start(folder.path());
@@ -100,7 +100,7 @@ fn events_are_taken_and_a_closed_connection_is_opened_again() {
 }
 
 #[test]
-fn a_killed_process_is_started_again_and_the_last_one_ends_with_the_daemon() {
+fn a_killed_process_is_restarted_and_the_last_one_ends_with_the_daemon() {
     let folder = tempfile::tempdir().unwrap();
     let pid = folder.path().join("pid");
     let script = format!("echo $$ >{}; {HERE}exec sleep 60", pid.display());
@@ -112,14 +112,14 @@ fn a_killed_process_is_started_again_and_the_last_one_ends_with_the_daemon() {
     let first = number().unwrap();
     // SAFETY: a plain system call on a child process of this test.
     unsafe { libc::kill(first, libc::SIGKILL) };
-    until("another one", || {
+    until("another process", || {
         number().is_some_and(|n| n != first) && libvirt.shown().connected
     });
     let last = number().unwrap();
     drop(libvirt);
     assert!(
         !Path::new(&format!("/proc/{last}")).exists(),
-        "it has to end, too"
+        "the last process did not end"
     );
 }
 
@@ -132,7 +132,7 @@ fn an_endless_line_ends_the_process() {
     );
     let _daemon = Daemon::start(folder.path());
     let libvirt = Libvirt::start(launch).unwrap();
-    until("given up", || {
+    until("the process is given up", || {
         libvirt.shown().why == "the process that reads libvirt's events has ended"
     });
 }

@@ -22,7 +22,7 @@ fn change(class: Option<ClassSetting>, keep: bool) -> Change {
 }
 
 #[test]
-fn viola_set_goes_before_the_file_and_the_file_before_the_control_group() {
+fn viola_set_overrides_the_file_and_the_file_overrides_the_control_group() {
     let (_dir, mut s) = settings();
     let mut g = vm("g1", 7, &[&[1]]);
     let c = config("");
@@ -180,7 +180,7 @@ fn a_damaged_file_is_renamed_with_a_warning() {
 }
 
 #[test]
-fn a_vm_without_a_name_of_its_own_keeps_nothing() {
+fn settings_of_a_vm_without_its_own_name_are_not_kept() {
     let (_dir, mut s) = settings();
     let g = crate::testing::vm_with_id("qemu:web@7", "web", 7, &[&[1]]);
     assert!(

@@ -56,7 +56,7 @@ fn managed(d: &Draft) -> Vec<u32> {
 }
 
 #[test]
-fn without_a_latency_sensitive_vm_nothing_is_done() {
+fn without_a_latency_sensitive_vm_no_core_is_managed() {
     let (a, b) = (vm("a", 10, &[&[1]]), vm("b", 20, &[&[0, 1]]));
     let d = draft(
         "1",
@@ -203,7 +203,7 @@ fn a_vcpu_that_may_run_on_several_cores_is_pinned_with_all_its_threads_where_it_
 }
 
 #[test]
-fn what_may_run_elsewhere_is_kept_off_a_managed_core() {
+fn threads_that_may_run_elsewhere_are_kept_off_a_managed_core() {
     let a = vm("a", 10, &[&[1]]);
     let mut b = vm("b", 20, &[&[2]]);
     serve(&mut b, 25);
@@ -257,7 +257,7 @@ fn a_service_thread_that_can_only_run_on_another_vms_managed_core_is_managed_the
 }
 
 #[test]
-fn a_vm_that_cannot_be_managed_is_sent_to_another_core_of_its_own() {
+fn a_vm_that_cannot_be_managed_moves_to_another_core_that_it_may_use() {
     let (a, b) = (vm("a", 10, &[&[1]]), vm("b", 20, &[&[1, 2]]));
     let mut cb = candidate(&b, 1, Class::Ls);
     cb.blocked = Some("its control group forbids it".into());
@@ -272,7 +272,7 @@ fn a_vm_that_cannot_be_managed_is_sent_to_another_core_of_its_own() {
 }
 
 #[test]
-fn a_core_that_such_a_vm_cannot_leave_stays_stock_and_says_why() {
+fn a_core_that_an_unmanageable_vm_cannot_leave_stays_stock_with_the_reason() {
     let (a, b) = (vm("a", 10, &[&[1]]), vm("b", 20, &[&[1]]));
     let mut cb = candidate(&b, 1, Class::Batch);
     cb.blocked = Some("its control group forbids it".into());
@@ -292,7 +292,7 @@ fn a_core_that_such_a_vm_cannot_leave_stays_stock_and_says_why() {
 }
 
 #[test]
-fn a_latency_sensitive_vm_outside_of_the_cores_is_told_where_it_runs() {
+fn a_latency_sensitive_vm_outside_of_the_cores_is_reported_with_its_core() {
     let a = vm("a", 10, &[&[0]]);
     let d = draft("1-2", &[candidate(&a, 0, Class::Ls)]);
     assert!(d.plan.cores.is_empty());
@@ -370,7 +370,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn whoever_can_run_on_a_managed_core_is_managed_there_or_kept_off(
+    fn every_thread_that_may_run_on_a_managed_core_is_managed_or_kept_off(
         vms in (any_vm(0), any_vm(1), any_vm(2), any_vm(3)),
         cores in prop::collection::btree_set(1u32..5, 1..4),
     ) {

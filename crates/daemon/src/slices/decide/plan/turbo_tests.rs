@@ -64,7 +64,7 @@ fn a_turbo_vcpu_may_wait_on_a_regular_core_of_its_vm_unless_it_may_not_run_there
 }
 
 #[test]
-fn a_vm_whose_second_vcpu_is_unplugged_has_no_turbo_vcpu_any_more_and_is_told_why() {
+fn a_vm_whose_second_vcpu_is_unplugged_loses_its_turbo_vcpu_with_the_reason() {
     let mut a = vm("a", 10, &[&[0, 1], &[0, 1]]);
     let d = draft("1", "0", None, &[candidate(&a, 0, true)]);
     assert_eq!(core(&d, 0).algorithm, Algorithm::Turbo);
@@ -79,7 +79,7 @@ fn a_vm_whose_second_vcpu_is_unplugged_has_no_turbo_vcpu_any_more_and_is_told_wh
 }
 
 #[test]
-fn when_the_turbo_core_is_offline_the_vm_runs_as_the_others_and_is_told_why() {
+fn with_the_turbo_core_offline_the_vm_runs_without_a_turbo_vcpu_and_shows_why() {
     let a = vm("a", 10, &[&[0, 1], &[0, 1]]);
     let d = draft("1", "", None, &[candidate(&a, 0, true)]);
     assert!(d.plan.cores.is_empty() && d.pins.is_empty(), "{d:?}");
@@ -146,7 +146,7 @@ fn the_first_vcpu_of_an_io_vm_is_on_the_turbo_core_and_the_other_on_the_regular_
 }
 
 #[test]
-fn without_anybody_who_wants_one_both_cores_are_as_they_were() {
+fn without_a_turbo_vm_both_cores_keep_their_plans() {
     let a = vm("a", 10, &[&[0, 1], &[0, 1]]);
     let d = draft("1", "0", Some(500), &[candidate(&a, 0, false)]);
     assert!(d.plan.cores.is_empty() && d.pins.is_empty() && d.left_out.is_empty());
@@ -154,7 +154,7 @@ fn without_anybody_who_wants_one_both_cores_are_as_they_were() {
 }
 
 #[test]
-fn a_vm_with_one_vcpu_is_left_as_it_is_and_told_why() {
+fn a_vm_with_one_vcpu_gets_no_turbo_vcpu_and_shows_why() {
     let (a, b) = (vm("a", 10, &[&[0, 1]]), vm("b", 20, &[&[1], &[1]]));
     let d = draft(
         "1",
@@ -220,7 +220,7 @@ fn a_vm_without_a_turbo_vcpu_that_may_only_run_on_a_turbo_core_runs_in_the_gaps(
 }
 
 #[test]
-fn class_ls_beside_a_vm_with_a_turbo_vcpu_is_told_that_it_means_nothing() {
+fn class_ls_beside_a_vm_with_a_turbo_vcpu_is_reported_as_without_effect() {
     let (a, b) = (vm("a", 10, &[&[0], &[1]]), vm("b", 20, &[&[1]]));
     let mut ls = candidate(&b, 1, false);
     ls.class = Class::Ls;
