@@ -213,7 +213,7 @@ fn a_client_that_closes_does_not_affect_others() {
 }
 
 #[test]
-fn an_agent_that_dies_cuts_what_it_had_and_haproxy_goes_on() {
+fn an_agent_that_dies_cuts_what_it_had_and_haproxy_continues() {
     let dies = Behaviour {
         die_after: Some(20 << 20),
         ..Behaviour::quick()

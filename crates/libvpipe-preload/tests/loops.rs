@@ -211,7 +211,7 @@ fn without_an_agent_the_program_sends() {
 }
 
 #[test]
-fn an_agent_that_dies_cuts_its_connections_and_the_program_goes_on() {
+fn an_agent_that_dies_cuts_its_connections_and_the_program_continues() {
     for mode in MODES {
         let dies = Behaviour {
             die_after: Some(2 << 20),

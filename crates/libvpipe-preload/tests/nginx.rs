@@ -168,7 +168,7 @@ fn a_request_that_comes_while_the_host_sends_is_answered() {
 }
 
 #[test]
-fn an_agent_that_dies_cuts_what_it_had_and_nginx_goes_on() {
+fn an_agent_that_dies_cuts_what_it_had_and_nginx_continues() {
     let dies = Behaviour {
         die_after: Some(20 << 20),
         ..Behaviour::quick()

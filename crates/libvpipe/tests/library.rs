@@ -18,7 +18,7 @@ use room::{SIZE, build, connection, ends, errno, file, is_readable, libraries, r
 use vpipe::ffi::{vpipe_begin, vpipe_end, vpipe_file};
 
 #[test]
-fn the_agent_sends_and_the_socket_goes_on() {
+fn the_agent_sends_and_the_socket_continues() {
     let mut room = room(Behaviour::default());
     let (mut socket, reading) = connection();
     socket.write_all(b"before").unwrap();

@@ -179,7 +179,7 @@ fn a_relay_returns_both_connections() {
 }
 
 #[test]
-fn a_lost_sink_is_an_error_of_the_sink_and_the_source_goes_on() {
+fn a_lost_sink_is_an_error_of_the_sink_and_the_source_continues() {
     let room = room(Behaviour::default());
     let (mut source, speaking) = speaker([&room.bytes[..], &room.bytes].concat(), false);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -137,7 +137,7 @@ fn scrapes_during_restarts_are_whole_or_fail_and_counters_restart() {
 }
 
 #[test]
-fn on_a_full_disk_a_kept_setting_is_refused_and_everything_else_goes_on() {
+fn on_a_full_disk_a_kept_setting_is_refused_and_everything_else_continues() {
     let dir = tempfile::tempdir().unwrap();
     let (state, vm) = (
         dir.path().join("state"),

@@ -81,7 +81,7 @@ impl OnTerminal {
 
     /// Waits for a word on a screen that is drawn completely anew: otherwise only changes are drawn, and words arrive in
     /// pieces.
-    fn wait_anew(&mut self, word: &str) {
+    fn wait_redrawn(&mut self, word: &str) {
         let deadline = Instant::now() + WAIT_TIMEOUT;
         while !self.seen.contains(word) {
             assert!(Instant::now() < deadline, "no {word:?} in {:?}", self.seen);
@@ -136,15 +136,15 @@ fn top(d: &Daemon) -> OnTerminal {
 fn top_survives_a_daemon_restart_and_q_restores_the_terminal() {
     let mut d = Daemon::start(SLICES_OFF);
     let mut top = top(&d);
-    top.wait_anew("switched");
+    top.wait_redrawn("switched");
     assert!(top.is_raw());
     top.press("?");
-    top.wait_anew("PgUp");
+    top.wait_redrawn("PgUp");
     top.press("\x1b");
     d.kill();
-    top.wait_anew("trying");
+    top.wait_redrawn("trying");
     d.restart();
-    top.wait_anew("switched");
+    top.wait_redrawn("switched");
     top.press("q");
     assert_eq!(top.ended(), 0);
 }
@@ -154,7 +154,7 @@ fn signals_and_ctrl_c_end_top_and_restore_the_terminal() {
     let d = Daemon::start(SLICES_OFF);
     for signal in [Some(Signal::TERM), Some(Signal::HUP), None] {
         let mut top = top(&d);
-        top.wait_anew("switched");
+        top.wait_redrawn("switched");
         match signal {
             Some(signal) => {
                 let pid = rustix::process::Pid::from_child(&top.child);
@@ -170,12 +170,12 @@ fn signals_and_ctrl_c_end_top_and_restore_the_terminal() {
 fn keys_work_while_the_daemon_is_stopped() {
     let d = Daemon::start(SLICES_OFF);
     let mut top = top(&d);
-    top.wait_anew("switched");
+    top.wait_redrawn("switched");
     d.signal(Signal::STOP);
     std::thread::sleep(Duration::from_millis(1500));
     let begun = Instant::now();
     top.press("?");
-    top.wait_anew("PgUp");
+    top.wait_redrawn("PgUp");
     top.press("q");
     assert_eq!(top.ended(), 0);
     let took = begun.elapsed();
@@ -228,10 +228,10 @@ fn a_recording_spans_a_daemon_restart_and_can_be_replayed() {
     let whole = viola_recording();
     recorded.write_all(&whole[..whole.len() - 7]).unwrap();
     let mut replay = OnTerminal::start(viola().args(["top", "--replay"]).arg(copy.path()));
-    replay.wait_anew("1/2");
-    replay.wait_anew("cannot");
+    replay.wait_redrawn("1/2");
+    replay.wait_redrawn("cannot");
     replay.press("\x1b[C");
-    replay.wait_anew("2/2");
+    replay.wait_redrawn("2/2");
     replay.press("q");
     assert_eq!(replay.ended(), 0);
 }

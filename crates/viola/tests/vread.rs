@@ -364,7 +364,7 @@ fn a_pool_that_is_not_allowed_is_absent() {
 }
 
 #[test]
-fn a_killed_readers_worker_comes_back_on_its_socket_and_the_datanode_goes_on() {
+fn a_killed_readers_worker_restarts_on_its_socket_and_the_datanode_continues() {
     let mut rig = Rig::with_blocks("wk-read");
     rig.assert_same(1);
     let (datanode, before) = rig.shown();

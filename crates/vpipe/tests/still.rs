@@ -41,14 +41,14 @@ impl Vcpu {
         self.0.write_all_at(line.as_bytes(), 0).unwrap();
     }
 
-    fn stops(&self, bed: &Bed) {
+    fn pause(&self, bed: &Bed) {
         self.is('T');
         wait_until("the pause is detected", || bed.pipes.is_paused());
         // Lets a turn that had begun end.
         std::thread::sleep(Duration::from_millis(50));
     }
 
-    fn goes_on(&self, bed: &Bed) {
+    fn resume(&self, bed: &Bed) {
         self.is('S');
         wait_until("the resume is detected", || !bed.pipes.is_paused());
     }
@@ -94,7 +94,7 @@ fn bytes_in_the_hosts_socket_wait_until_the_vm_resumes() {
     let vcpu = Vcpu::of(&bed);
     for ipv4 in [true, false] {
         let (mut client, guest, flow, mut got) = under_way(&bed, ipv4);
-        vcpu.stops(&bed);
+        vcpu.pause(&bed);
         let before = got.len();
         drain(&mut client, &mut got, Duration::from_millis(200));
         let rest = got.len() - before;
@@ -107,7 +107,7 @@ fn bytes_in_the_hosts_socket_wait_until_the_vm_resumes() {
         drain(&mut client, &mut got, SILENCE);
         assert_eq!(got.len(), before);
         assert!(bed.pipes.stats().paused);
-        vcpu.goes_on(&bed);
+        vcpu.resume(&bed);
         let mut rest = vec![0; SIZE as usize - got.len()];
         client.read_exact(&mut rest).unwrap();
         got.extend(rest);
@@ -136,7 +136,7 @@ fn a_disk_of_a_vm_that_is_paused_is_not_written_to() {
     wait_until("the first bytes are written", || {
         bed.disk(0..100_000) == bytes[..100_000]
     });
-    vcpu.stops(&bed);
+    vcpu.pause(&bed);
     let sent = bytes.clone();
     let sender = std::thread::spawn(move || {
         client.write_all(&sent[100_000..]).unwrap();
@@ -156,7 +156,7 @@ fn a_disk_of_a_vm_that_is_paused_is_not_written_to() {
         "the disk was written to"
     );
     assert!(bed.pipes.replies().next().is_none());
-    vcpu.goes_on(&bed);
+    vcpu.resume(&bed);
     let mut over = Vec::new();
     while over.len() < 2 {
         match bed.reply() {
@@ -185,7 +185,7 @@ fn a_vm_that_ends_while_it_is_paused_causes_a_reset() {
     let mut bed = Bed::new("q");
     let vcpu = Vcpu::of(&bed);
     let (mut client, _guest, flow, mut got) = under_way(&bed, true);
-    vcpu.stops(&bed);
+    vcpu.pause(&bed);
     drain(&mut client, &mut got, Duration::from_millis(200));
     bed.pipes.reset_all();
     client
@@ -202,12 +202,12 @@ fn timeouts_do_not_count_the_time_of_a_pause() {
     let vcpu = Vcpu::of(&bed);
     let (mut client, guest, flow, mut got) = under_way(&bed, true);
     // Requests that the VM sent just before the pause wait until it resumes.
-    vcpu.stops(&bed);
+    vcpu.pause(&bed);
     bed.pipes.stop(1);
     bed.pipes.hold(2, flow.guest, flow.peer);
     drain(&mut client, &mut got, SILENCE);
     assert!(bed.pipes.replies().next().is_none());
-    vcpu.goes_on(&bed);
+    vcpu.resume(&bed);
     assert!(matches!(bed.reply(), PipeReply::Refused { pipe: 2, .. }));
     let reader = std::thread::spawn(move || {
         let end = client.read_to_end(&mut got);

@@ -302,7 +302,7 @@ impl Job {
         let length = behaviour.end_after.map_or(length, |n| n.min(length));
         let (mut sent, mut errno, mut lost) = (0, 0, LostConnections::NONE);
         let begun = Instant::now();
-        while sent < length && self.goes_on() {
+        while sent < length && self.continues() {
             if behaviour.die_after.is_some_and(|n| sent >= n) {
                 self.shared.kill();
                 return;
@@ -361,7 +361,7 @@ impl Job {
         answer(&program, over);
     }
 
-    fn goes_on(&self) -> bool {
+    fn continues(&self) -> bool {
         self.wish.load(SeqCst) == GO
     }
 
@@ -374,7 +374,7 @@ impl Job {
             bytes.truncate(n);
             return Ok(bytes);
         }
-        while self.goes_on() {
+        while self.continues() {
             match recv(&self.source, &mut bytes[..], RecvFlags::DONTWAIT) {
                 Ok((n, _)) => {
                     bytes.truncate(n);
@@ -390,7 +390,7 @@ impl Job {
     fn push(&self, at: u64, bytes: &[u8]) -> (u64, Option<Errno>) {
         let mut done = 0;
         // Bytes that were taken from a socket are always passed on.
-        while done < bytes.len() && (self.goes_on() || self.from.is_none()) {
+        while done < bytes.len() && (self.continues() || self.from.is_none()) {
             let rest = &bytes[done..];
             if self.wish.load(SeqCst) == RESET {
                 break;

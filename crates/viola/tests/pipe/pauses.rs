@@ -90,7 +90,7 @@ fn slow(name: &str) -> Rig {
 }
 
 #[test]
-fn a_stopped_guest_is_paused_and_goes_on_where_it_was() {
+fn a_stopped_guest_is_paused_and_continues_where_it_was() {
     let rig = slow("pi-stop");
     let all = processes(&rig);
     let tell = |what| all.iter().for_each(|pid| signal(*pid, what));
@@ -99,7 +99,7 @@ fn a_stopped_guest_is_paused_and_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_frozen_guest_is_paused_and_goes_on_where_it_was() {
+fn a_frozen_guest_is_paused_and_continues_where_it_was() {
     let rig = slow("pi-freeze");
     let group = Group::with(&processes(&rig));
     // The daemon checks once a second which control groups its VMs are in.
