@@ -175,7 +175,7 @@ fn record(core: usize, over: &AtomicBool) -> Record {
 
 fn comm(tid: i32) -> String {
     let comm = match tid {
-        0 => "nobody".into(),
+        0 => "idle".into(),
         _ => std::fs::read_to_string(format!("/proc/{tid}/comm")).unwrap_or_default(),
     };
     match comm.trim() {
