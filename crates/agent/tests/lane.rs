@@ -360,7 +360,7 @@ fn a_kill_with_the_vf_active_is_restored_or_continued() {
         bench
             .run(&format!("{} restore", bench.program()))
             .1
-            .contains("an agent runs")
+            .contains("an agent is running")
     );
     bench.end("KILL");
     let said = bench.sh(&format!("{} restore", bench.program()));

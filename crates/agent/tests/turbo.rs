@@ -380,7 +380,10 @@ fn irqbalance_keeps_the_bans_of_others() {
     keeper.round();
     assert_eq!(irq(&guest, 25), "0-2");
     let left = why(&keeper.report(), Part::Interrupts);
-    assert!(left.contains("irqbalance runs (process 300)"), "{left}");
+    assert!(
+        left.contains("irqbalance (process 300) does not leave"),
+        "{left}"
+    );
     // RPS is set all the same
     assert_eq!(
         guest.get("/sys/class/net/eth0/queues/rx-1/rps_cpus"),

@@ -239,10 +239,10 @@ fn what_is_not_straight_on_a_disk_is_refused_by_its_name() {
         ("b/f", "its file system is btrfs; only"),
         ("f", "its file system is tmpfs; only"),
         ("h/etc/passwd", "its file system is hostfs; only"),
-        ("l/f", "its file system is on loop0, a loop device,"),
+        ("l/f", "its file system is on loop0, a loop device;"),
         (
             "m/f",
-            "its file system is on dm-0, a device-mapper device (LVM),",
+            "its file system is on dm-0, a device-mapper device (LVM);",
         ),
         ("r/f", "its file system is on ram0, which is not a disk of"),
     ] {
