@@ -365,7 +365,7 @@ fn a_kill_with_the_vf_active_is_restored_or_continued() {
     bench.end("KILL");
     let said = bench.sh(&format!("{} restore", bench.program()));
     assert!(
-        said.contains("the bond viola0 is gone, and vec0 as it was"),
+        said.contains("removed bond viola0; vec0 is as before"),
         "{said}"
     );
     bench.is_as_before();
