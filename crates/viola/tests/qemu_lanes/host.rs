@@ -74,7 +74,7 @@ impl Host {
     /// Runs a script in which `viola` is the program and `ip` is not the shell's builtin.
     pub fn sh(&self, script: &str) -> String {
         let script = format!(
-            "export PATH=/usr/sbin:/usr/bin; viola() {{ /viola/bin/viola \"$@\"; }}; viola-lab() {{ /viola/bin/viola-lab \"$@\"; }}; ip() {{ /usr/bin/ip \"$@\"; }}; {script}"
+            "export PATH=/usr/sbin:/usr/bin; viola() {{ /viola/bin/viola \"$@\"; }}; ip() {{ /usr/bin/ip \"$@\"; }}; {script}"
         );
         let output = self.machine.exec(&script, SCRIPT_TIMEOUT).unwrap();
         assert!(!output.timed_out, "{script}: {output:?}");
@@ -134,7 +134,7 @@ impl Host {
             "until": "/tmp/enough",
         });
         self.sh(&format!(
-            "rm -f /tmp/seen /tmp/enough; (viola-lab internal traffic '{spec}' >/tmp/traffic 2>&1; mv /tmp/traffic /tmp/seen) </dev/null >/dev/null 2>&1 &"
+            "rm -f /tmp/seen /tmp/enough; (/viola/bin/viola-lab internal traffic '{spec}' >/tmp/traffic 2>&1; mv /tmp/traffic /tmp/seen) </dev/null >/dev/null 2>&1 &"
         ));
     }
 

@@ -228,7 +228,7 @@ impl Bed {
             "address": "10.9.0.2", "phase_ms": 100, "guests": [{"netns": "peer", "rates": [10]}],
         });
         let said = host.sh(&format!(
-            "for i in $(seq 60); do viola-lab internal traffic '{one}' && break; sleep 1; done 2>&1"
+            "for i in $(seq 60); do /viola/bin/viola-lab internal traffic '{one}' && break; sleep 1; done 2>&1"
         ));
         assert!(said.contains("stream_whole\":true"), "{said}");
         Self { host }
@@ -243,7 +243,7 @@ impl Bed {
         });
         // One script on the host does all: further requests would take its CPU time.
         self.host.sh(&format!(
-            "rm -f /tmp/seen /tmp/enough {STEPS}; (viola-lab internal traffic '{spec}' >/tmp/traffic 2>&1; mv /tmp/traffic /tmp/seen) </dev/null >/dev/null 2>&1 &
+            "rm -f /tmp/seen /tmp/enough {STEPS}; (/viola/bin/viola-lab internal traffic '{spec}' >/tmp/traffic 2>&1; mv /tmp/traffic /tmp/seen) </dev/null >/dev/null 2>&1 &
              now() {{ read up rest </proc/uptime; echo $up; }}; begin=$(now)
              {beside}
              touch /tmp/enough
