@@ -10,9 +10,7 @@ use viola_cli::error::{Failure, Outcome};
 /// # Errors
 /// [`Failure::Usage`] if it is missing.
 pub fn viola() -> Outcome<PathBuf> {
-    let this = std::env::current_exe()
-        .map_err(|e| Failure::run(format!("cannot find the path of this program: {e}")))?;
-    let viola = this.with_file_name("viola");
+    let viola = lab()?.with_file_name("viola");
     match viola.is_file() {
         true => Ok(viola),
         false => Err(Failure::usage(format!(
