@@ -25,6 +25,8 @@ const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
 /// Delay where the library is not installed.
 const NO_LIBRARY_RETRY_DELAY: Duration = Duration::from_secs(300);
+/// Delay before a connection to a daemon that closed the last one: longer than systemd lets a service stop (90 s, `TimeoutStopSec`).
+const CLOSED_RETRY_DELAY: Duration = Duration::from_secs(120);
 /// Longest line of the process: a list of thousands of domains.
 const MAX_LINE_BYTES: u64 = 1 << 20;
 
@@ -155,7 +157,7 @@ impl Inner {
                 self.disconnect("libvirt's daemon does not run".into());
                 delay = MIN_RETRY_DELAY;
             } else if closed
-                .is_some_and(|(pid, at)| running == Some(pid) && at.elapsed() < MAX_RETRY_DELAY)
+                .is_some_and(|(pid, at)| running == Some(pid) && at.elapsed() < CLOSED_RETRY_DELAY)
             {
                 // It is probably about to end. A connection to its socket would make systemd start another one.
                 delay = MIN_RETRY_DELAY;

@@ -234,11 +234,11 @@ impl Bed {
         panic!("byte {at} of {file} has no extent: {text}");
     }
 
-    /// Paths of the finished blocks of a DataNode.
+    /// Paths of the finished blocks of a DataNode. A block that is deleted during the search is no failure.
     pub fn blocks(&self, node: &str) -> Vec<String> {
         let found = self.sh(
             node,
-            "find /mnt/data -name 'blk_*' -path '*/current/finalized/*' ! -name '*.meta'",
+            "find /mnt/data -name 'blk_*' -path '*/current/finalized/*' ! -name '*.meta' || [ -d /mnt/data/current ]",
         );
         found.lines().map(str::to_owned).collect()
     }
@@ -247,7 +247,7 @@ impl Bed {
     pub fn names(&self, node: &str) -> Vec<String> {
         let found = self.sh(
             node,
-            "cd /mnt/data/current; find BP-* -path '*/current/finalized/*' -name 'blk_*.meta'",
+            "cd /mnt/data/current; find BP-* -path '*/current/finalized/*' -name 'blk_*.meta' || [ -d BP-* ]",
         );
         found
             .lines()

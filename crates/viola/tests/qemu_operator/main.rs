@@ -93,7 +93,8 @@ fn libvirt_tells(host: &Host) {
     host.good("systemctl stop libvirtd 2>/dev/null");
     host.until("libvirt disconnected", || connected(0.0));
     host.pause(5);
-    assert_eq!(host.sh("systemctl is-active libvirtd").trim(), "inactive");
+    let state = host.sh("systemctl is-active libvirtd");
+    assert_eq!(state.trim(), "inactive", "{}", host.log());
     assert_eq!(host.vms().len(), VMS as usize);
     host.until_scheduled("db01", "ls", "slots");
     host.good("systemctl start libvirtd");
