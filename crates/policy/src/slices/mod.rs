@@ -17,7 +17,7 @@
 //! | [`Credit`] | Xen's credit scheduler, the dissertation's baseline |
 //! | [`model`] | the dissertation's equations |
 //! | [`classify`] | chooses the class of a VM |
-//! | [`simulate`] | runs any scheduler on a simulated core |
+//! | `simulate` | runs any scheduler on a simulated core, for tests (feature `testing`) |
 
 pub(crate) mod caps;
 mod credit;
@@ -28,6 +28,7 @@ mod vm_set;
 
 pub mod classify;
 pub mod model;
+#[cfg(any(test, feature = "testing"))]
 pub mod simulate;
 
 pub use credit::Credit;
