@@ -2,7 +2,7 @@
 //! Serves blocks of an image to a VM; a description replaces the agent.
 //!
 //! ```text
-//! serve-blocks DESCRIPTION SOCKET [--queues N] [--waiters N] [--poll MICROSECONDS] [--sandbox]
+//! serve-blocks DESCRIPTION SOCKET [--sandbox]
 //! ```
 //!
 //! The description is JSON: `{"image": "/path", "blocks": [{"key": {"pool": "BP-1-x-1", "id": 7, "stamp": 1001},
@@ -26,7 +26,7 @@ use viola_extents::host::{Image, Layer};
 use viola_proto::agent::{BlockKey, FileMap};
 use viola_vread::control::socket_pair;
 use viola_vread::lookup::{Found, Server};
-use viola_vread::reader::{DeviceConfig, MountOptions, Service, serve_vm};
+use viola_vread::reader::{Service, serve_vm};
 use viola_vread::table::{Lease, Table};
 use viola_vread::{hazard, sandbox, table};
 
@@ -114,19 +114,8 @@ impl Named {
 fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [description, socket, options @ ..] = &arguments[..] else {
-        bail!(
-            "usage: serve-blocks DESCRIPTION SOCKET [--queues N] [--waiters N] [--poll MICROSECONDS] [--sandbox]"
-        );
+        bail!("usage: serve-blocks DESCRIPTION SOCKET [--sandbox]");
     };
-    let option = |name: &str, default: usize| {
-        let place = options.iter().position(|word| word == name);
-        match place.and_then(|place| options.get(place + 1)) {
-            Some(value) => value.parse().context("a number is needed"),
-            None => Ok(default),
-        }
-    };
-    let (queues, waiters) = (option("--queues", 1)?, option("--waiters", 4)?);
-    let micros = option("--poll", 50)?;
     let described: Description =
         serde_json::from_slice(&std::fs::read(description).context("the description")?)?;
 
@@ -145,7 +134,7 @@ fn main() -> anyhow::Result<()> {
         TABLE,
         described.blocks.len().max(1).try_into()?,
     )?;
-    hazard::create(&hazard_file, queues + waiters + 1)?;
+    hazard::create(&hazard_file, hazard::MAX_CELLS)?;
     let (reader, worker) = socket_pair()?;
 
     let table = Table::map(&table_file)?;
@@ -183,18 +172,7 @@ fn main() -> anyhow::Result<()> {
     if options.iter().any(|word| word == "--sandbox") {
         sandbox::enter(Some((NOBODY, NOBODY)), sandbox::Profile::Reader, &[])?;
     }
-    let config = DeviceConfig {
-        tag: "viola".into(),
-        queues,
-        waiters,
-        poll: Duration::from_micros(micros as u64),
-        mount: MountOptions {
-            uid: 0,
-            gid: 0,
-            keep_cache: false,
-        },
-    };
     println!("ready");
-    serve_vm(&service, listener, &config)?;
+    serve_vm(&service, listener, 0)?;
     Ok(())
 }

@@ -56,6 +56,11 @@ impl SharedWords {
         Ok(Self { start, count })
     }
 
+    /// Address of the first word.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.start.as_ptr().cast()
+    }
+
     /// All words. A read-only mapping allows loads only.
     pub(crate) fn all(&self) -> &[AtomicU64] {
         // SAFETY: `count` words are mapped as long as `self` lives, page aligned; other processes

@@ -58,31 +58,62 @@ pub fn create(file: &File, id: u32, slots: u32) -> io::Result<()> {
     Ok(())
 }
 
-fn open(file: impl AsFd, writable: bool) -> io::Result<(SharedWords, u32)> {
-    let words = SharedWords::map(file, writable, HEADER + 1, HEADER + MAX_SLOTS as usize)?;
-    let id = u32::try_from(words.all()[ID].load(Ordering::SeqCst)).unwrap_or(0);
-    if words.all()[0].load(Ordering::SeqCst) != MAGIC || id == 0 {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "the file is not a lease table",
-        ));
-    }
-    Ok((words, id))
+/// A reader's side: a read-only mapping that checks leases.
+#[derive(Debug)]
+pub struct View {
+    words: SharedWords,
+    id: u32,
 }
 
-fn holds(words: &SharedWords, lease: Lease) -> bool {
-    let Some(generation) = words.all()[HEADER..].get(lease.slot as usize) else {
-        return false;
-    };
-    generation.load(Ordering::SeqCst) == lease.generation
-        && words.all()[EPOCH].load(Ordering::SeqCst) == lease.epoch
+impl View {
+    /// Maps a table that [`create`] made.
+    ///
+    /// # Errors
+    /// When the file is not a table.
+    pub fn map(file: impl AsFd) -> io::Result<Self> {
+        Self::open(file, false)
+    }
+
+    fn open(file: impl AsFd, writable: bool) -> io::Result<Self> {
+        let words = SharedWords::map(file, writable, HEADER + 1, HEADER + MAX_SLOTS as usize)?;
+        let id = u32::try_from(words.all()[ID].load(Ordering::SeqCst)).unwrap_or(0);
+        if words.all()[0].load(Ordering::SeqCst) != MAGIC || id == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the file is not a lease table",
+            ));
+        }
+        Ok(Self { words, id })
+    }
+
+    /// The table's number, which tells it from others in a hazard cell.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// Whether a lease is still valid. Bytes read between two calls that return true, with a hazard published before
+    /// the first, are the block's own.
+    pub fn holds(&self, lease: Lease) -> bool {
+        let generation = self.slot(lease.slot);
+        generation.is_some_and(|g| g.load(Ordering::SeqCst) == lease.generation)
+            && self.words.all()[EPOCH].load(Ordering::SeqCst) == lease.epoch
+    }
+
+    fn slot(&self, slot: u32) -> Option<&AtomicU64> {
+        self.words.all()[HEADER..].get(slot as usize)
+    }
 }
 
 /// The agent worker's side: a writable mapping that ends leases.
 #[derive(Debug)]
-pub struct Table {
-    words: SharedWords,
-    id: u32,
+pub struct Table(View);
+
+impl std::ops::Deref for Table {
+    type Target = View;
+
+    fn deref(&self) -> &View {
+        &self.0
+    }
 }
 
 impl Table {
@@ -91,13 +122,7 @@ impl Table {
     /// # Errors
     /// When the file is not a table or not writable.
     pub fn map(file: impl AsFd) -> io::Result<Self> {
-        let (words, id) = open(file, true)?;
-        Ok(Self { words, id })
-    }
-
-    /// The table's number in hazard cells.
-    pub fn id(&self) -> u32 {
-        self.id
+        View::open(file, true).map(Self)
     }
 
     /// Number of slots.
@@ -133,44 +158,6 @@ impl Table {
     /// more ([`crate::hazard::View::is_reading_any`]).
     pub fn end_epoch(&self) -> u64 {
         self.words.all()[EPOCH].fetch_add(1, Ordering::SeqCst) + 1
-    }
-
-    /// Whether a lease is still valid.
-    pub fn holds(&self, lease: Lease) -> bool {
-        holds(&self.words, lease)
-    }
-
-    fn slot(&self, slot: u32) -> Option<&AtomicU64> {
-        self.words.all()[HEADER..].get(slot as usize)
-    }
-}
-
-/// A reader's side: a read-only mapping that checks leases.
-#[derive(Debug)]
-pub struct View {
-    words: SharedWords,
-    id: u32,
-}
-
-impl View {
-    /// Maps a table that [`create`] made.
-    ///
-    /// # Errors
-    /// When the file is not a table.
-    pub fn map(file: impl AsFd) -> io::Result<Self> {
-        let (words, id) = open(file, false)?;
-        Ok(Self { words, id })
-    }
-
-    /// Tells this table from others in a hazard cell.
-    pub fn id(&self) -> u32 {
-        self.id
-    }
-
-    /// Whether a lease still holds. Bytes read between two such answers, with a hazard published
-    /// before the first, are the block's own.
-    pub fn holds(&self, lease: Lease) -> bool {
-        holds(&self.words, lease)
     }
 }
 

@@ -17,7 +17,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use viola_extents::host::{Image, Layer};
 use viola_proto::agent::{BlockKey, Extent, FileMap};
 use viola_vread::lookup::{Found, Incoming, Server};
-use viola_vread::reader::{MountOptions, Service, StreamServer};
+use viola_vread::reader::{Service, StreamServer};
 use viola_vread::table::Table;
 use viola_vread::{hazard, table};
 
@@ -121,13 +121,8 @@ impl Worker {
         service.add("dn1", here, table_file.into()).unwrap();
         let image = Image::open(vec![Layer::raw(image)]).unwrap();
         assert!(service.set_images("dn1", HashMap::from([(1, Arc::new(image))])));
-        let mount = MountOptions {
-            uid,
-            gid: uid,
-            keep_cache: false,
-        };
-        Self {
-            streams: StreamServer::new(service.clone(), mount, 4),
+            Self {
+            streams: StreamServer::new(service.clone(), uid),
             service,
         }
     }

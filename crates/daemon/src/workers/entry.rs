@@ -2,7 +2,6 @@
 //! What runs in a worker process: it reads its task and descriptors from standard input, enters its sandbox, and serves.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use viola_vpipe::pipes::{PipeResources, congestion_controls};
@@ -11,7 +10,7 @@ use viola_vread::agent_worker;
 use viola_vread::control::{Control, Inbox, PipeSetup, WorkerSetup};
 use viola_vread::journal::{Level as Matters, LogSink};
 use viola_vread::peer;
-use viola_vread::reader::{self, DeviceConfig, MountOptions};
+use viola_vread::reader;
 use viola_vread::sandbox::{self, Profile};
 
 use viola_cli::error::{Failure, Outcome, chain};
@@ -93,10 +92,6 @@ pub fn run(kind: Kind) -> Outcome {
         }
         WorkerSetup::Reader {
             vm,
-            tag,
-            queues,
-            waiters,
-            poll_us,
             uid,
             user,
         } => {
@@ -104,17 +99,7 @@ pub fn run(kind: Kind) -> Outcome {
                 socket: next()?,
                 hazards: next()?.into(),
                 vm: vm.clone(),
-                device: DeviceConfig {
-                    tag,
-                    queues,
-                    waiters,
-                    poll: Duration::from_micros(poll_us),
-                    mount: MountOptions {
-                        uid,
-                        gid: uid,
-                        keep_cache: false,
-                    },
-                },
+                uid,
             };
             log::about(Level::Info, &vm, "vread: reader's worker starts");
             enter_sandbox(user, &[])?;

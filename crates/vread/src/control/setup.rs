@@ -30,14 +30,6 @@ pub enum WorkerSetup {
     Reader {
         /// Name of the VM in the configuration.
         vm: String,
-        /// Mount tag of the device.
-        tag: String,
-        /// Number of request queues.
-        queues: usize,
-        /// Number of threads that may wait for disks.
-        waiters: usize,
-        /// Time that a queue's thread polls for further requests before it sleeps, microseconds.
-        poll_us: u64,
         /// User in the VM who owns the files.
         uid: u32,
         /// As for an agent worker.

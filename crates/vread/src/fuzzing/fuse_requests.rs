@@ -16,7 +16,7 @@ use viola_proto::agent::{BlockKey, Extent, FileMap};
 use crate::control::socket_pair;
 use crate::lookup::{Found, Server};
 use crate::reader::test_queue::TestQueue;
-use crate::reader::{BlockFs, MountOptions, Service};
+use crate::reader::{BlockFs, Service};
 use crate::{hazard, table};
 
 const TABLE: u32 = 1;
@@ -77,12 +77,7 @@ fn bed() -> &'static TestBed {
 /// Runs one input; panics when an invariant is violated.
 pub fn fuse_requests(input: &[u8]) {
     let bed = bed();
-    let mount = MountOptions {
-        uid: 0,
-        gid: 0,
-        keep_cache: false,
-    };
-    let requests = TestQueue::new(BlockFs::new(bed.service.clone(), mount));
+    let requests = TestQueue::new(BlockFs::new(bed.service.clone(), 0));
     let mut rest = input;
     let mut sent = 0;
     while let Some(([how, room, cut, length], after)) = rest.split_first_chunk::<4>() {

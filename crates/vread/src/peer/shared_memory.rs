@@ -6,13 +6,12 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::wire::MAX_READ;
+use crate::shared_words::SharedWords;
 
 /// Number of slots: answers that can be pending or kept at a time.
 pub const SLOT_COUNT: usize = 32;
@@ -21,6 +20,7 @@ pub const SLOT_BYTES: usize = MAX_READ as usize;
 /// Size of the header before the first slot, bytes.
 const HEADER_BYTES: usize = 4096;
 const MEMORY_BYTES: usize = HEADER_BYTES + SLOT_COUNT * SLOT_BYTES;
+const MEMORY_WORDS: usize = MEMORY_BYTES / size_of::<u64>();
 
 /// Creates the memory, 32 MiB that are allocated on first use. The daemon calls it and passes it to both workers.
 ///
@@ -35,17 +35,12 @@ pub fn new_memory() -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// A mapping of the shared memory.
+/// A mapping of the shared memory. The heartbeat is its first word; bytes of slots are reached through pointers only.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
-    start: NonNull<u8>,
+    words: SharedWords,
     writable: bool,
 }
-
-// SAFETY: the mapping stays until this is dropped, and is reached through pointers only.
-unsafe impl Send for SharedMemory {}
-// SAFETY: as above; concurrent copies may mix bytes, which are plain data.
-unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
     /// Maps a memory that [`new_memory`] created.
@@ -53,55 +48,33 @@ impl SharedMemory {
     /// # Errors
     /// When the file has another size or no seals.
     pub(crate) fn map(file: impl AsFd, writable: bool) -> io::Result<Self> {
-        let size = rustix::fs::fstat(&file)?.st_size;
         let seals = rustix::fs::fcntl_get_seals(&file)?;
-        if size != MEMORY_BYTES as i64 || !seals.contains(SealFlags::SHRINK) {
+        if !seals.contains(SealFlags::SHRINK) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("{size} bytes with seals {seals:?} are not a shared memory of viola"),
+                format!("the file has the seals {seals:?}, so it is no shared memory of viola"),
             ));
         }
-        let protection = match writable {
-            true => ProtFlags::READ | ProtFlags::WRITE,
-            false => ProtFlags::READ,
-        };
-        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
-        let start = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                MEMORY_BYTES,
-                protection,
-                MapFlags::SHARED,
-                file,
-                0,
-            )
-        }?;
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, writable })
-    }
-
-    fn heartbeat_word(&self) -> &AtomicU64 {
-        // SAFETY: the first eight bytes are mapped as long as `self` lives, page aligned, and both sides use them by
-        // atomics only.
-        unsafe { self.start.cast::<AtomicU64>().as_ref() }
+        let words = SharedWords::map(file, writable, MEMORY_WORDS, MEMORY_WORDS)?;
+        Ok(Self { words, writable })
     }
 
     /// The heartbeat: it changes while the peer worker is alive and requests are pending.
     pub(crate) fn heartbeat(&self) -> u64 {
-        self.heartbeat_word().load(Ordering::Relaxed)
+        self.words.all()[0].load(Ordering::Relaxed)
     }
 
     /// Increments the heartbeat.
     pub(crate) fn bump_heartbeat(&self) {
         debug_assert!(self.writable);
-        self.heartbeat_word().fetch_add(1, Ordering::Relaxed);
+        self.words.all()[0].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Address of a slot of [`SLOT_BYTES`] bytes; `None` for an invalid number.
     pub(crate) fn slot(&self, slot: usize) -> Option<*mut u8> {
         // SAFETY: within the mapping.
         (slot < SLOT_COUNT)
-            .then(|| unsafe { self.start.as_ptr().add(HEADER_BYTES + slot * SLOT_BYTES) })
+            .then(|| unsafe { self.words.start().add(HEADER_BYTES + slot * SLOT_BYTES) })
     }
 
     /// Writes bytes into a slot; false when they do not fit.
@@ -119,13 +92,6 @@ impl SharedMemory {
                 .copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
         }
         true
-    }
-}
-
-impl Drop for SharedMemory {
-    fn drop(&mut self) {
-        // SAFETY: exactly what `map` mapped.
-        let _ = unsafe { munmap(self.start.as_ptr().cast(), MEMORY_BYTES) };
     }
 }
 

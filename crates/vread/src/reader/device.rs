@@ -4,7 +4,6 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use fuse_backend_rs::api::server::Server;
 use fuse_backend_rs::transport::{Reader, VirtioFsWriter, Writer};
@@ -18,7 +17,7 @@ use vmm_sys_util::event::{
     EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier,
 };
 
-use super::fs::{BlockFs, MountOptions};
+use super::fs::BlockFs;
 use super::guest_buffers::{is_first_attempt, retry_waiting, without_waiting};
 use super::pool::Pool;
 use super::service::{Service, count};
@@ -29,8 +28,14 @@ use crate::lock::lock;
 const VIRTIO_FEATURES: u64 = 1 << 32 | 1 << 28 | 1 << 29;
 /// Maximum queue length. A request of 1 MiB needs a descriptor for each page and some more.
 const QUEUE_LENGTH: usize = 1024;
+/// Number of request queues. A VM uses at most one per vCPU.
+pub(super) const QUEUES: usize = 4;
+/// Number of threads that wait for disks.
+pub(super) const DISK_THREADS: usize = 4;
+/// The mount tag, by which a VM mounts the device.
+const TAG: &[u8] = b"viola";
 /// Length of the mount tag in the device configuration, bytes.
-const MAX_TAG_BYTES: usize = 36;
+const TAG_BYTES: usize = 36;
 
 /// A snapshot of a VM's memory map.
 pub(super) type Memory = GuestMemoryLoadGuard<GuestMemoryMmap>;
@@ -39,31 +44,13 @@ type Chain = DescriptorChain<Memory>;
 /// The device of one connection.
 pub(super) struct Device {
     inner: Arc<Inner>,
-    /// Threads that wait for disks; `None`: the queues' threads wait.
-    pool: Option<Pool<Job>>,
+    /// Threads that wait for disks.
+    pool: Pool<Job>,
     memory: Mutex<GuestMemoryAtomic<GuestMemoryMmap>>,
-    tag: String,
-    queues: usize,
-    poll: Duration,
     exits: Arc<Mutex<Vec<RawFd>>>,
     /// The back-channel to the VMM. Nothing is sent on it, but its end tells some VMMs (UML) that the worker has
     /// ended.
     back: Mutex<Option<Backend>>,
-}
-
-/// Configuration of the device.
-#[derive(Debug, Clone)]
-pub struct DeviceConfig {
-    /// Mount tag, at most 36 bytes.
-    pub tag: String,
-    /// Number of request queues, 1 to 8. A VM uses at most one per vCPU.
-    pub queues: usize,
-    /// Number of threads that wait for disks; 0: the queues' threads wait.
-    pub waiters: usize,
-    /// Time that a queue's thread polls for requests after the last one before it sleeps.
-    pub poll: Duration,
-    /// Owner and caching of the files in the VM.
-    pub mount: MountOptions,
 }
 
 struct Inner {
@@ -114,29 +101,22 @@ fn finish(vring: &VringRwLock, head: u16, length: u32) {
 impl Device {
     pub(super) fn new(
         service: &Arc<Service>,
-        config: &DeviceConfig,
+        uid: u32,
         memory: GuestMemoryAtomic<GuestMemoryMmap>,
     ) -> io::Result<Self> {
-        let fs = BlockFs::new(service.clone(), config.mount);
         let inner = Arc::new(Inner {
-            server: Server::new(fs),
+            server: Server::new(BlockFs::new(service.clone(), uid)),
             service: service.clone(),
         });
         let serving = inner.clone();
-        let pool = match config.waiters {
-            0 => None,
-            waiters => Some(Pool::new(waiters, QUEUE_LENGTH, move |job: Job| {
-                let length = retry_waiting(|| serving.serve(&job.chain));
-                finish(&job.vring, job.chain.head_index(), length);
-            })?),
-        };
+        let pool = Pool::new(DISK_THREADS, QUEUE_LENGTH, move |job: Job| {
+            let length = retry_waiting(|| serving.serve(&job.chain));
+            finish(&job.vring, job.chain.head_index(), length);
+        })?;
         Ok(Self {
             inner,
             pool,
             memory: Mutex::new(memory),
-            tag: config.tag.clone(),
-            queues: config.queues,
-            poll: config.poll,
             exits: Arc::default(),
             back: Mutex::default(),
         })
@@ -147,38 +127,22 @@ impl Device {
         ExitDescriptors(self.exits.clone())
     }
 
-    /// Serves pending requests and polls for further ones.
+    /// Serves all pending requests.
     fn serve_queue(&self, vring: &VringRwLock) {
-        let mut idle: Option<Instant> = None;
         loop {
             let _ = vring.disable_notification();
-            let mut served = false;
             while let Some(chain) = self.next(vring) {
-                served = true;
                 let head = chain.head_index();
-                let Some(pool) = &self.pool else {
-                    finish(vring, head, self.inner.serve(&chain));
-                    continue;
-                };
                 if let Some(length) = without_waiting(|| self.inner.serve(&chain)) {
                     finish(vring, head, length);
                     continue;
                 }
                 let vring = vring.clone();
                 // The queue of the pool is bounded, because a VM may submit the same request repeatedly.
-                if let Err(job) = pool.submit(Job { chain, vring }) {
+                if let Err(job) = self.pool.submit(Job { chain, vring }) {
                     let length = retry_waiting(|| self.inner.serve(&job.chain));
                     finish(&job.vring, head, length);
                 }
-            }
-            // A VM that reads sequentially sends the next request very soon: polling saves both sides a system call
-            // and a wake-up.
-            if served {
-                idle = None;
-            }
-            if !self.poll.is_zero() && idle.get_or_insert_with(Instant::now).elapsed() < self.poll {
-                std::hint::spin_loop();
-                continue;
             }
             if !vring.enable_notification().unwrap_or(false) {
                 return;
@@ -215,7 +179,7 @@ impl VhostUserBackend for Device {
     type Vring = VringRwLock;
 
     fn num_queues(&self) -> usize {
-        1 + self.queues
+        1 + QUEUES
     }
 
     fn max_queue_size(&self) -> usize {
@@ -237,10 +201,9 @@ impl VhostUserBackend for Device {
     fn set_event_idx(&self, _: bool) {}
 
     fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
-        let mut config = [0; MAX_TAG_BYTES + size_of::<u32>()];
-        let tag = &self.tag.as_bytes()[..self.tag.len().min(MAX_TAG_BYTES)];
-        config[..tag.len()].copy_from_slice(tag);
-        config[MAX_TAG_BYTES..].copy_from_slice(&(self.queues as u32).to_le_bytes());
+        let mut config = [0; TAG_BYTES + size_of::<u32>()];
+        config[..TAG.len()].copy_from_slice(TAG);
+        config[TAG_BYTES..].copy_from_slice(&(QUEUES as u32).to_le_bytes());
         let end = offset.saturating_add(size) as usize;
         let inside = config.get(offset as usize..end);
         inside.map(<[u8]>::to_vec).unwrap_or_default()
@@ -258,7 +221,7 @@ impl VhostUserBackend for Device {
     /// The first thread serves the high-priority queue and the first request queue; each further queue has its own
     /// thread.
     fn queues_per_thread(&self) -> Vec<u64> {
-        let further = (2..=self.queues).map(|queue| 1 << queue);
+        let further = (2..=QUEUES).map(|queue| 1 << queue);
         std::iter::once(0b11).chain(further).collect()
     }
 

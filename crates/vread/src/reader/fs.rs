@@ -33,23 +33,12 @@ const ATTRIBUTE_TIMEOUT: Duration = Duration::from_secs(3600);
 /// for this long.
 const NAME_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Owner and caching of the files in the VM.
-#[derive(Debug, Clone, Copy)]
-pub struct MountOptions {
-    /// User who owns all files and is the only one who may read them.
-    pub uid: u32,
-    /// Group of all files.
-    pub gid: u32,
-    /// Whether the VM may keep a file's bytes in its page cache after close. A block of one name never changes, but
-    /// this uses the VM's memory.
-    pub keep_cache: bool,
-}
-
 /// The file system of one connection to a [`Service`].
 pub struct BlockFs {
     pub(super) service: Arc<Service>,
     nodes: Arc<Nodes>,
-    mount: MountOptions,
+    /// User and group that own all files.
+    uid: u32,
     open: AtomicU64,
 }
 
@@ -58,21 +47,22 @@ pub(super) fn error(code: i32) -> io::Error {
 }
 
 impl BlockFs {
-    /// Creates an empty file system.
-    pub fn new(service: Arc<Service>, mount: MountOptions) -> Self {
-        Self::with(service, mount, Nodes::new())
+    /// Creates an empty file system. `uid` is the user and group in the VM who own all files; only that user may read
+    /// them.
+    pub fn new(service: Arc<Service>, uid: u32) -> Self {
+        Self::with(service, uid, Nodes::new())
     }
 
     /// Creates an empty file system for a kernel that may know node numbers of another worker.
-    pub(super) fn for_stream(service: Arc<Service>, mount: MountOptions) -> Self {
-        Self::with(service, mount, Nodes::from_random())
+    pub(super) fn for_stream(service: Arc<Service>, uid: u32) -> Self {
+        Self::with(service, uid, Nodes::from_random())
     }
 
-    fn with(service: Arc<Service>, mount: MountOptions, nodes: Nodes) -> Self {
+    fn with(service: Arc<Service>, uid: u32, nodes: Nodes) -> Self {
         Self {
             service,
             nodes: Arc::new(nodes),
-            mount,
+            uid,
             open: AtomicU64::new(0),
         }
     }
@@ -96,8 +86,8 @@ impl BlockFs {
         // SAFETY: plain numbers, for which zero is a value.
         let mut stat: stat64 = unsafe { std::mem::zeroed() };
         stat.st_ino = node.id;
-        stat.st_uid = self.mount.uid;
-        stat.st_gid = self.mount.gid;
+        stat.st_uid = self.uid;
+        stat.st_gid = self.uid;
         stat.st_blksize = 4096;
         match &node.kind {
             Kind::File(file) => {
@@ -199,12 +189,7 @@ impl FileSystem for BlockFs {
         file.opens.fetch_add(1, Ordering::Relaxed);
         self.open.fetch_add(1, Ordering::Relaxed);
         count(&self.service.counts.open);
-        let options = if self.mount.keep_cache {
-            OpenOptions::KEEP_CACHE
-        } else {
-            OpenOptions::empty()
-        };
-        Ok((None, options, None))
+        Ok((None, OpenOptions::empty(), None))
     }
 
     fn read(

@@ -25,8 +25,7 @@ mod slots;
 mod stream;
 mod worker;
 
-pub use device::DeviceConfig;
-pub use fs::{BlockFs, MountOptions};
+pub use fs::BlockFs;
 #[cfg(test)]
 pub(crate) use guest_buffers::without_waiting;
 pub(crate) use local_read::{BlockHandle, ReadError};

@@ -19,7 +19,8 @@ use viola_proto::fuse_stream::{
 };
 
 use super::byte_queue::ByteQueue;
-use super::fs::{BlockFs, MountOptions};
+use super::device::DISK_THREADS;
+use super::fs::BlockFs;
 use super::guest_buffers::{retry_waiting, without_waiting};
 use super::pool::Pool;
 use super::service::{Service, count};
@@ -38,8 +39,7 @@ const MIN_HELLO_REQUEST_INTERVAL: Duration = Duration::from_millis(100);
 /// Serves the stream of one VM, and keeps the state that outlives a stream.
 pub struct StreamServer {
     service: Arc<Service>,
-    mount: MountOptions,
-    waiters: usize,
+    uid: u32,
     mounted: Arc<Mutex<Option<Mounted>>>,
     current: Mutex<Option<UnixStream>>,
 }
@@ -52,12 +52,11 @@ struct Mounted {
 }
 
 impl StreamServer {
-    /// Creates a server without a stream. `waiters` is the number of threads that wait for disks.
-    pub fn new(service: Arc<Service>, mount: MountOptions, waiters: usize) -> Self {
+    /// Creates a server without a stream. `uid` owns the files.
+    pub fn new(service: Arc<Service>, uid: u32) -> Self {
         Self {
             service,
-            mount,
-            waiters,
+            uid,
             mounted: Arc::default(),
             current: Mutex::default(),
         }
@@ -75,7 +74,7 @@ impl StreamServer {
         if let Some(old) = old {
             let _ = old.shutdown(std::net::Shutdown::Both);
         }
-        let queues = (0..=self.waiters).map(|_| ByteQueue::new());
+        let queues = (0..=DISK_THREADS).map(|_| ByteQueue::new());
         let shared = Arc::new(Shared {
             outbox: Mutex::new(Outbox {
                 stream: stream.try_clone()?,
@@ -85,13 +84,13 @@ impl StreamServer {
             service: self.service.clone(),
         });
         let waiting = shared.clone();
-        let pool = Pool::new(self.waiters, MAX_JOBS, move |job: Job| {
+        let pool = Pool::new(DISK_THREADS, MAX_JOBS, move |job: Job| {
             waiting.serve_job(&job)
         })?;
         let receiver = Receiver {
             shared,
             pool,
-            mount: self.mount,
+            uid: self.uid,
             mounted: self.mounted.clone(),
             server: None,
             nonce: random(),
@@ -200,7 +199,7 @@ impl Shared {
 struct Receiver {
     shared: Arc<Shared>,
     pool: Pool<Job>,
-    mount: MountOptions,
+    uid: u32,
     mounted: Arc<Mutex<Option<Mounted>>>,
     /// The session number and the file system, while there is a session.
     server: Option<(u64, Arc<Server<BlockFs>>)>,
@@ -340,7 +339,7 @@ impl Receiver {
             mount: hello.mount,
             server: Arc::new(Server::new(BlockFs::for_stream(
                 self.shared.service.clone(),
-                self.mount,
+                self.uid,
             ))),
         });
         *mounted = Some(now.clone());

@@ -11,14 +11,8 @@ use viola_proto::fuse_stream::{self, FrameKind, FrameReader, Hello};
 use super::tests::{
     FORGET, LOOKUP, OPEN, POOL, READ, TABLE, TestBed, answer, bed, expected, request,
 };
-use super::{MountOptions, StreamServer};
+use super::StreamServer;
 use crate::control::StreamState;
-
-const MOUNT_OPTIONS: MountOptions = MountOptions {
-    uid: 1000,
-    gid: 1000,
-    keep_cache: false,
-};
 
 /// An agent without a kernel.
 struct Agent {
@@ -137,7 +131,7 @@ fn read_body(offset: u64, size: u32) -> Vec<u8> {
 }
 
 fn streams(bed: &TestBed) -> StreamServer {
-    StreamServer::new(bed.service.clone(), MOUNT_OPTIONS, 2)
+    StreamServer::new(bed.service.clone(), 1000)
 }
 
 fn wait_until(what: &str, done: impl Fn() -> bool) {

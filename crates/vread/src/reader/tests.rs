@@ -14,7 +14,7 @@ use viola_proto::agent::{BlockKey, Extent, FileMap};
 
 use super::nodes::MAX_NODES;
 use super::test_queue::TestQueue;
-use super::{BlockFs, MountOptions, Service};
+use super::{BlockFs, Service};
 use crate::control::socket_pair;
 use crate::lookup::{Found, Server};
 use crate::table::Table;
@@ -106,13 +106,8 @@ pub(super) fn bed() -> TestBed {
     service.add("dn1", here, table_file.into()).unwrap();
     let opened = Image::open(vec![Layer::raw(image.try_clone().unwrap())]).unwrap();
     assert!(service.set_images("dn1", HashMap::from([(1, Arc::new(opened))])));
-    let mount = MountOptions {
-        uid: 1000,
-        gid: 1000,
-        keep_cache: false,
-    };
     TestBed {
-        requests: TestQueue::new(BlockFs::new(service.clone(), mount)),
+        requests: TestQueue::new(BlockFs::new(service.clone(), 1000)),
         hazards: hazard::View::map(&cells).unwrap(),
         service,
         table,

@@ -13,7 +13,7 @@ use vhost::vhost_user::Listener;
 use vhost_user_backend::VhostUserDaemon;
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
-use super::device::{Device, DeviceConfig};
+use super::device::Device;
 use super::service::{Service, count};
 use super::stream::StreamServer;
 use crate::control::{Inbox, Order, Report, Role};
@@ -27,10 +27,10 @@ pub struct Params {
     pub vm: String,
     /// Listening socket for the VMM, bound by the daemon.
     pub socket: OwnedFd,
-    /// The worker's hazard cells ([`crate::hazard::create`]), writable.
+    /// The worker's hazard cells ([`crate::hazard::create`]), writable; one for each thread.
     pub hazards: File,
-    /// Configuration of the device.
-    pub device: DeviceConfig,
+    /// User in the VM who owns the files.
+    pub uid: u32,
 }
 
 /// Serves a VM until the daemon orders the worker to quit.
@@ -42,21 +42,14 @@ pub struct Params {
 /// When a parameter is invalid.
 pub fn run(params: Params, mut inbox: Inbox) -> io::Result<()> {
     end_on_panic();
-    let cells = Cells::map(&params.hazards)?;
-    let mut config = params.device;
-    config.queues = config.queues.clamp(1, 8);
-    // Each reading thread needs a cell.
-    config.waiters = config
-        .waiters
-        .min(cells.count().saturating_sub(config.queues));
-    let service = Arc::new(Service::new(cells));
+    let service = Arc::new(Service::new(Cells::map(&params.hazards)?));
     let socket = UnixListener::from(params.socket);
-    let streams = StreamServer::new(service.clone(), config.mount, config.waiters);
+    let streams = StreamServer::new(service.clone(), params.uid);
     let serving = service.clone();
     std::thread::Builder::new()
         .name("vm".into())
         .spawn(move || {
-            if let Err(e) = serve(&serving, socket, &config) {
+            if let Err(e) = serve_vm(&serving, socket, params.uid) {
                 eprintln!("vread: the device ended: {e}");
                 std::process::exit(1);
             }
@@ -75,23 +68,15 @@ pub(crate) fn end_on_panic() {
     }));
 }
 
-/// Serves one VM after another on a listening socket, without a daemon.
+/// Serves one connection of a VM after another on a listening socket. `uid` owns the files.
 ///
 /// # Errors
 /// When the socket fails or threads cannot start.
-pub fn serve_vm(
-    service: &Arc<Service>,
-    socket: UnixListener,
-    config: &DeviceConfig,
-) -> io::Result<()> {
-    serve(service, socket, config)
-}
-
-fn serve(service: &Arc<Service>, socket: UnixListener, config: &DeviceConfig) -> io::Result<()> {
+pub fn serve_vm(service: &Arc<Service>, socket: UnixListener, uid: u32) -> io::Result<()> {
     let mut listener = Listener::from(socket);
     loop {
         let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
-        let device = Arc::new(Device::new(service, config, memory.clone())?);
+        let device = Arc::new(Device::new(service, uid, memory.clone())?);
         let exit_descriptors = device.exit_descriptors();
         let mut daemon = VhostUserDaemon::new("vm".into(), device, memory).map_err(other)?;
         daemon.start(&mut listener).map_err(other)?;

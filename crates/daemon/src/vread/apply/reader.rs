@@ -19,15 +19,6 @@ use viola_cli::error::chain;
 use viola_cli::log::{self, Level};
 use viola_config::{Transport, VmVread};
 
-/// virtiofs tag: the VM mounts the blocks with `mount -t virtiofs viola /mnt`.
-pub const TAG: &str = "viola";
-/// Request queues; a VM uses as many as it has vCPUs.
-const QUEUES: usize = 4;
-/// Threads that wait for disks, beside one thread per queue.
-const DISK_THREADS: usize = 4;
-/// Time for which the thread of an empty queue polls, us. Polling would cost the host a core.
-const POLL_US: u64 = 0;
-
 /// State of one reader.
 #[derive(Debug)]
 pub struct Reader {
@@ -127,10 +118,6 @@ impl Reader {
             .map_err(|e| format!("{}: {e}", self.socket.display()))?;
         let setup = WorkerSetup::Reader {
             vm: self.name.clone(),
-            tag: TAG.into(),
-            queues: QUEUES,
-            waiters: DISK_THREADS,
-            poll_us: POLL_US,
             uid: self.uid,
             user: users.worker,
         };

@@ -12,7 +12,7 @@ use super::support::{Host, TEST_TIMEOUT, grant, shared_file, spec, wait_until};
 use crate::control::{Order, Source, socket_pair};
 use crate::hazard;
 use crate::reader::test_queue::TestQueue;
-use crate::reader::{BlockFs, MountOptions, Service};
+use crate::reader::{BlockFs, Service};
 
 /// A reading VM of a host, by FUSE requests.
 pub struct Reader {
@@ -56,13 +56,8 @@ impl Reader {
     }
 
     pub fn queue(&self) -> Queue {
-        let mount = MountOptions {
-            uid: 1000,
-            gid: 1000,
-            keep_cache: false,
-        };
-        Queue {
-            requests: TestQueue::new(BlockFs::new(self.service.clone(), mount)),
+            Queue {
+            requests: TestQueue::new(BlockFs::new(self.service.clone(), 1000)),
         }
     }
 
