@@ -5,7 +5,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::value::{absolute, interval};
+use viola_cli::quantities::INTERVAL;
+
+use crate::value::{absolute, duration};
 use crate::{DEFAULT_RUN_DIR, DEFAULT_SOCKET};
 
 /// `[daemon]`: paths, interval and scope of the daemon.
@@ -18,7 +20,7 @@ pub struct Daemon {
     /// Group whose members may use the control socket.
     pub group: String,
     /// Interval of the control loop, ns.
-    #[serde(deserialize_with = "interval")]
+    #[serde(deserialize_with = "duration::<_, { *INTERVAL.start() }, { *INTERVAL.end() }>")]
     pub interval: u64,
     /// Folder of settings that `viola set --keep` keeps.
     #[serde(deserialize_with = "absolute")]

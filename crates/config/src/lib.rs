@@ -13,12 +13,10 @@
 //!
 //! dist/viola.toml describes every key. `reference` makes the book's page of it.
 
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use toml::Spanned;
-use viola_cli::toml_text::{explain, line_of};
+use viola_cli::toml_text::{explain, line_of, line_of_value};
 use viola_host::CpuSet;
 
 use viola_cli::error::Failure;
@@ -79,22 +77,41 @@ impl From<ConfigError> for Failure {
     }
 }
 
+/// Two values that exclude each other, or a value that the host cannot have.
+pub(crate) struct Conflict {
+    /// Place of the value, as of [`line_of_value`].
+    pub(crate) path: String,
+    /// The key, and what is wrong with it.
+    pub(crate) what: String,
+}
+
 /// The whole configuration.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Config {
     /// The file that it was read from.
+    #[serde(skip)]
     pub path: PathBuf,
+    /// Its text, in which errors find their line.
+    #[serde(skip)]
+    text: String,
     /// `[daemon]`
+    #[serde(default)]
     pub daemon: Daemon,
     /// `[slices]`
+    #[serde(default)]
     pub slices: Slices,
     /// `[turbo]`
+    #[serde(default)]
     pub turbo: Turbo,
     /// `[vread]`
+    #[serde(default)]
     pub vread: Vread,
     /// `[lanes]`
+    #[serde(default)]
     pub lanes: Lanes,
     /// `[[vm]]`, in the order of the file.
+    #[serde(default, rename = "vm")]
     pub vms: Vec<VmConfig>,
 }
 
@@ -116,81 +133,48 @@ impl Config {
     /// # Errors
     /// [`ConfigError::At`].
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        let at = |span: Range<usize>, what: String| ConfigError::At {
-            path: path.to_owned(),
-            line: line_of(text, span.start),
-            what,
-        };
-        let raw: Raw = toml::from_str(text).map_err(|e| {
-            let span = e.span().unwrap_or(0..0);
-            at(span.clone(), explain(e.message(), text, span.start))
+        let config: Self = toml::from_str(text).map_err(|e| {
+            let at = e.span().map_or(0, |span| span.start);
+            ConfigError::At {
+                path: path.to_owned(),
+                line: line_of(text, at),
+                what: explain(e.message(), text, at),
+            }
         })?;
-        let mut vms: Vec<VmConfig> = Vec::new();
-        for vm in raw.vm {
-            let name = vm.name.get_ref().trim();
-            if name.is_empty() {
-                return Err(at(
-                    vm.name.span(),
-                    "name: empty; write the name or identity of a VM".into(),
-                ));
-            }
-            if let Some(first) = vms.iter().find(|v| v.name == name) {
-                let what = format!(
-                    "name: a second [[vm]] for {}; the first one is in line {}",
-                    quantities::quoted(name),
-                    first.line
-                );
-                return Err(at(vm.name.span(), what));
-            }
-            let line = line_of(
-                text,
-                vm.cap.as_ref().map_or(vm.name.span(), Spanned::span).start,
-            );
-            vms.push(VmConfig {
-                name: name.to_owned(),
-                class: vm.class,
-                microslice: vm.microslice,
-                weight: vm.weight,
-                cap: vm.cap.map(|c| c.into_inner().0),
-                vread: vm.vread,
-                pipe: vm.pipe,
-                lane: vm.lane,
-                line,
-            });
-        }
-        let s = raw.slices;
-        let cores_line = s
-            .cores
-            .as_ref()
-            .map_or(0, |c| line_of(text, c.span().start));
-        Ok(Self {
+        let config = Self {
             path: path.to_owned(),
-            daemon: raw.daemon,
-            slices: Slices {
-                enabled: s.enabled,
-                mechanisms: s.mechanism,
-                cores: s.cores.map(|c| c.into_inner().0).unwrap_or_default(),
-                mode: s.mode,
-                batch_slice: s.batch_slice,
-                auto: s.auto,
-                force: s.force,
-                cores_line,
-            },
-            turbo: {
-                let cores = raw.turbo.cores.as_ref();
-                let line = cores.map_or(0, |c| line_of(text, c.span().start));
-                raw.turbo.validate(line)
-            },
-            vread: raw
-                .vread
-                .validate()
-                .map_err(|(span, what)| at(span, what))?,
-            lanes: raw
-                .lanes
-                .validate()
-                .map_err(|(span, what)| at(span, what))?,
-            vms,
+            text: text.to_owned(),
+            ..config
+        };
+        let checked = config
+            .check_vms()
+            .and_then(|()| config.vread.check())
+            .and_then(|()| config.lanes.check());
+        config.located(checked).map(|()| config)
+    }
+
+    fn located(&self, checked: Result<(), Conflict>) -> Result<(), ConfigError> {
+        checked.map_err(|conflict| ConfigError::At {
+            path: self.path.clone(),
+            line: line_of_value(&self.text, &conflict.path),
+            what: conflict.what,
         })
+    }
+
+    fn check_vms(&self) -> Result<(), Conflict> {
+        for (i, vm) in self.vms.iter().enumerate() {
+            if let Some(first) = self.vms[..i].iter().position(|v| v.name == vm.name) {
+                let line = line_of_value(&self.text, &format!("vm.{first}.name"));
+                return Err(Conflict {
+                    path: format!("vm.{i}.name"),
+                    what: format!(
+                        "name: a second [[vm]] for {}; the first one is in line {line}",
+                        quantities::quoted(&vm.name)
+                    ),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Checks the configuration against the host: cores have to be online, caps must not exceed them.
@@ -198,25 +182,30 @@ impl Config {
     /// # Errors
     /// [`ConfigError::At`].
     pub fn check_host(&self, online: &CpuSet) -> Result<(), ConfigError> {
-        let at = |line, what| ConfigError::At {
-            path: self.path.clone(),
-            line,
+        self.located(self.check_cores(online))
+    }
+
+    fn check_cores(&self, online: &CpuSet) -> Result<(), Conflict> {
+        let wrong = |path: &str, what: String| Conflict {
+            path: path.into(),
             what,
         };
-        if let Some(cpu) = self.slices.cores.iter().find(|&c| !online.contains(c)) {
+        let cores = &self.slices.cores;
+        if let Some(cpu) = cores.iter().find(|&c| !online.contains(c)) {
             let what = format!("cores: CPU {cpu} is not online; this host has {online}");
-            return Err(at(self.slices.cores_line, what));
+            return Err(wrong("slices.cores", what));
         }
-        if let Some(what) = self.turbo.conflict(online, &self.slices.cores) {
-            return Err(at(self.turbo.line, what));
+        if let Some(what) = self.turbo.conflict(online, cores) {
+            return Err(wrong("turbo.cores", what));
         }
-        let (cores, whose) = match self.slices.cores.len() {
+        let (count, whose) = match cores.len() {
             0 => (online.len(), "this host"),
             n => (n, "[slices]"),
         };
-        for vm in &self.vms {
+        for (i, vm) in self.vms.iter().enumerate() {
             if let Some(Some(cap)) = vm.cap {
-                quantities::cap_fits(cap, cores, whose).map_err(|e| at(vm.line, e.to_string()))?;
+                quantities::cap_fits(cap, count, whose)
+                    .map_err(|e| wrong(&format!("vm.{i}.cap"), e.to_string()))?;
             }
         }
         Ok(())
@@ -234,23 +223,6 @@ impl Config {
             .find(|v| v.name == id)
             .or_else(|| self.vms.iter().find(|v| v.name == name))
     }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Raw {
-    #[serde(default)]
-    daemon: Daemon,
-    #[serde(default)]
-    slices: slices::Raw,
-    #[serde(default)]
-    turbo: turbo::Raw,
-    #[serde(default)]
-    vread: vread::Raw,
-    #[serde(default)]
-    lanes: lanes::Raw,
-    #[serde(default)]
-    vm: Vec<vm::Raw>,
 }
 
 #[cfg(test)]

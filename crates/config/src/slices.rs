@@ -3,10 +3,11 @@
 
 use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize};
-use toml::Spanned;
 use viola_host::CpuSet;
 
-use crate::value::{Cores, batch_slice};
+use viola_cli::quantities::BATCH_SLICE;
+
+use crate::value::{cores, some_duration};
 
 /// A mechanism of slices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,24 +60,28 @@ pub enum Mode {
 }
 
 /// `[slices]`: when vCPUs run.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct Slices {
     /// Whether the daemon schedules VMs.
     pub enabled: bool,
     /// Mechanisms; the first one that the host supports is used.
+    #[serde(rename = "mechanism", deserialize_with = "mechanisms")]
     pub mechanisms: Vec<MechanismChoice>,
     /// Cores set aside for VMs.
+    #[serde(deserialize_with = "cores")]
     pub cores: CpuSet,
     /// Algorithm of the slot mechanism.
     pub mode: Mode,
     /// Slice of a batch VM, ns; `None` for the mode's default.
+    #[serde(
+        deserialize_with = "some_duration::<_, { *BATCH_SLICE.start() }, { *BATCH_SLICE.end() }>"
+    )]
     pub batch_slice: Option<u64>,
     /// Whether the classifier chooses the class of VMs that have none configured.
     pub auto: bool,
     /// Whether slots are used on a host that `viola check` finds unfit for them.
     pub force: bool,
-    /// Line of the key `cores`, 0 when it is absent.
-    pub(crate) cores_line: usize,
 }
 
 impl Slices {
@@ -98,26 +103,12 @@ impl Slices {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct Raw {
-    pub(crate) enabled: bool,
-    #[serde(deserialize_with = "mechanisms")]
-    pub(crate) mechanism: Vec<MechanismChoice>,
-    pub(crate) cores: Option<Spanned<Cores>>,
-    pub(crate) mode: Mode,
-    #[serde(deserialize_with = "batch_slice")]
-    pub(crate) batch_slice: Option<u64>,
-    pub(crate) auto: bool,
-    pub(crate) force: bool,
-}
-
-impl Default for Raw {
+impl Default for Slices {
     fn default() -> Self {
         Self {
             enabled: true,
-            mechanism: AUTO.to_vec(),
-            cores: None,
+            mechanisms: AUTO.to_vec(),
+            cores: CpuSet::default(),
             mode: Mode::default(),
             batch_slice: None,
             auto: false,

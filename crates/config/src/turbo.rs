@@ -1,67 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `[turbo]`: cores for the vCPUs that serve I/O (paper 002).
 
-use std::ops::RangeInclusive;
-
 use serde::Deserialize;
 use serde::de::Deserializer;
 use viola_host::CpuSet;
 use viola_policy::turbo::{TURBO_SLOT, TurboConfig};
 
-use crate::value::{Cores, StringVisitor, duration};
+use crate::value::{cores, duration, parsed};
 use viola_cli::quantities;
 
-/// Allowed slots, ns. A shorter one costs the controller more time than the vCPU gains.
-const SLOT: RangeInclusive<u64> = 50_000..=1_000_000;
+/// Shortest slot, ns. A shorter one costs the controller more time than the vCPU gains.
+const MIN_SLOT: u64 = 50_000;
+const MAX_SLOT: u64 = 1_000_000;
 
 /// `[turbo]`
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct Turbo {
     /// Turbo cores; empty when turbo is off.
+    #[serde(deserialize_with = "cores")]
     pub cores: CpuSet,
     /// Slot of a turbo vCPU, ns.
+    #[serde(deserialize_with = "duration::<_, MIN_SLOT, MAX_SLOT>")]
     pub slot: u64,
     /// Thousandths of any 10 ms of a turbo core that VMs' real-time threads may use, where the host runs on it too; `None`
     /// for a turbo core of its own.
+    #[serde(deserialize_with = "budget")]
     pub budget: Option<u32>,
     /// Thousandths of a VM's share that are kept for its regular vCPUs while they wait.
-    pub reserve: u32,
-    /// Line of the key `cores`, 0 when it is absent.
-    pub(super) line: usize,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(super) struct Raw {
-    pub(super) cores: Option<toml::Spanned<Cores>>,
-    #[serde(deserialize_with = "slot")]
-    slot: u64,
-    #[serde(deserialize_with = "budget")]
-    budget: Option<u32>,
     #[serde(deserialize_with = "reserve")]
-    reserve: u32,
+    pub reserve: u32,
 }
 
-impl Default for Raw {
+impl Default for Turbo {
     fn default() -> Self {
         Self {
-            cores: None,
+            cores: CpuSet::default(),
             slot: TURBO_SLOT,
             budget: None,
             reserve: TurboConfig::default().reserve,
-        }
-    }
-}
-
-impl Raw {
-    /// `line` is the line of `cores`.
-    pub(super) fn validate(self, line: usize) -> Turbo {
-        Turbo {
-            cores: self.cores.map(|c| c.into_inner().0).unwrap_or_default(),
-            slot: self.slot,
-            budget: self.budget,
-            reserve: self.reserve,
-            line,
         }
     }
 }
@@ -95,31 +72,27 @@ impl Turbo {
     }
 }
 
-fn slot<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
-    duration(d, &SLOT)
-}
-
 /// Parses percent of a core, 5 to 90.
 fn budget<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u32>, D::Error> {
-    d.deserialize_any(StringVisitor(
-        "a share in quotes, for example \"50%\"",
-        |t: &str| match quantities::cap(t).map_err(|e| e.to_string())? {
+    let wanted = "a share in quotes, for example \"50%\"";
+    parsed(d, wanted, |t| {
+        match quantities::cap(t).map_err(|e| e.to_string())? {
             Some(p) if (50..=900).contains(&p) => Ok(Some(p)),
             _ => Err("5% to 90% of a core is allowed".to_owned()),
-        },
-    ))
+        }
+    })
 }
 
 /// Parses percent of a VM's share, 1 to 90, or `none`.
 fn reserve<'de, D: Deserializer<'de>>(d: D) -> Result<u32, D::Error> {
-    d.deserialize_any(StringVisitor(
-        "a part of a VM's share in quotes, for example \"30%\"",
-        |t: &str| match quantities::cap(t).map_err(|e| e.to_string())? {
+    let wanted = "a part of a VM's share in quotes, for example \"30%\"";
+    parsed(d, wanted, |t| {
+        match quantities::cap(t).map_err(|e| e.to_string())? {
             None => Ok(0),
             Some(p) if p <= 900 => Ok(p),
             Some(_) => Err("1% to 90% of a VM's share, or none, is allowed".to_owned()),
-        },
-    ))
+        }
+    })
 }
 
 #[cfg(test)]

@@ -2,78 +2,111 @@
 //! `[vread]` and `[vm.vread]`: which VMs may read blocks of which DataNode VMs, and what viola cannot find out about a VM.
 
 use std::net::SocketAddr;
-use std::ops::Range;
 use std::path::PathBuf;
 
+use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
-use toml::Spanned;
 use viola_vread::control::{Format, Limits};
 use viola_vread::pattern;
 
-use crate::value::absolute;
+use crate::Conflict;
+use crate::value::{absolute, name, number, parsed, some_absolute, some_name};
 use viola_cli::quantities::quoted;
 
 pub mod peers;
 
-pub use peers::{AllowHost, Peer};
+pub use peers::Peer;
 
 /// Default path of this host's private key.
 pub const DEFAULT_KEY: &str = "/etc/viola/host.key";
 /// Default path of this host's certificate.
 pub const DEFAULT_CERTIFICATE: &str = "/etc/viola/host.crt";
+/// Entries that `allow` may have.
+const MAX_ALLOW_ENTRIES: usize = 1024;
 
-/// A pair of `allow`: a VM that may read blocks of others.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// An entry of `allow`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Allow {
-    /// Name or identity of the reading VM.
-    pub reader: String,
-    /// Pattern of names or identities of DataNode VMs.
+    /// Name or identity of a reading VM of this host. With `host` a pattern of names of readers there, `None` for all.
+    #[serde(default, deserialize_with = "some_name")]
+    pub reader: Option<String>,
+    /// Name of the other host in `[[vread.peer]]`, for readers there; `None` for a reader of this host.
+    #[serde(default, deserialize_with = "some_name")]
+    pub host: Option<String>,
+    /// Pattern of names or identities of DataNode VMs of this host.
+    #[serde(deserialize_with = "name")]
     pub datanode: String,
     /// Patterns of block pools.
+    #[serde(default = "peers::all", deserialize_with = "pools")]
     pub pools: Vec<String>,
 }
 
+impl Allow {
+    /// Whether the reader is a VM of this host.
+    fn is_local(&self) -> bool {
+        self.host.is_none()
+    }
+
+    /// Whether the entry is for this reader of this host, as the file names it.
+    fn is_for(&self, reader: &str) -> bool {
+        self.is_local() && self.reader.as_deref() == Some(reader)
+    }
+}
+
 /// `[vread]`
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct Vread {
-    /// Allowed pairs of this host. Access is denied by default.
+    /// Allowed pairs. Access is denied by default.
     pub allow: Vec<Allow>,
     /// Folder of the mounts' vhost-user sockets; `None` for `mounts` in the run directory.
+    #[serde(deserialize_with = "some_absolute")]
     pub sockets: Option<PathBuf>,
     /// User of the VMMs, who may connect to the sockets.
+    #[serde(deserialize_with = "name")]
     pub vmm_user: String,
     /// User of the workers; never root.
+    #[serde(deserialize_with = "worker_user")]
     pub user: String,
     /// Owner of the files in the mount, as a uid of the reading VM.
     pub uid: u32,
-    /// Bounds of what each agent may register.
-    pub limits: Limits,
+    #[serde(deserialize_with = "number::<_, { 1 << 20 }>")]
+    blocks: u32,
+    #[serde(deserialize_with = "number::<_, { 1 << 24 }>")]
+    extents: u32,
+    #[serde(deserialize_with = "number::<_, 1_000_000>")]
+    names_per_s: u32,
     /// Address on which other hosts connect; `None` to serve none.
+    #[serde(deserialize_with = "listen")]
     pub listen: Option<SocketAddr>,
     /// File of this host's private key.
+    #[serde(deserialize_with = "absolute")]
     pub key: PathBuf,
     /// File of this host's certificate.
+    #[serde(deserialize_with = "absolute")]
     pub certificate: PathBuf,
     /// Other hosts that this one connects to or serves.
+    #[serde(rename = "peer")]
     pub peers: Vec<Peer>,
-    /// Allowed pairs whose reader is on another host.
-    pub hosts: Vec<AllowHost>,
 }
 
 impl Default for Vread {
     fn default() -> Self {
+        let limits = Limits::default();
         Self {
             allow: Vec::new(),
             sockets: None,
             vmm_user: "root".into(),
             user: "nobody".into(),
             uid: 0,
-            limits: Limits::default(),
+            blocks: limits.blocks,
+            extents: limits.extents,
+            names_per_s: limits.names_per_s,
             listen: None,
             key: DEFAULT_KEY.into(),
             certificate: DEFAULT_CERTIFICATE.into(),
             peers: Vec::new(),
-            hosts: Vec::new(),
         }
     }
 }
@@ -139,190 +172,37 @@ pub struct VmVread {
     pub image: Vec<Image>,
 }
 
-/// `[vread]` as it stands in the file, with positions.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Raw {
-    allow: Vec<RawAllow>,
-    #[serde(deserialize_with = "some_absolute")]
-    sockets: Option<PathBuf>,
-    vmm_user: Option<Spanned<String>>,
-    user: Option<Spanned<String>>,
-    uid: Option<u32>,
-    blocks: Option<Spanned<i64>>,
-    extents: Option<Spanned<i64>>,
-    names_per_s: Option<Spanned<i64>>,
-    listen: Option<Spanned<String>>,
-    #[serde(deserialize_with = "some_absolute")]
-    key: Option<PathBuf>,
-    #[serde(deserialize_with = "some_absolute")]
-    certificate: Option<PathBuf>,
-    peer: Vec<peers::RawPeer>,
+fn worker_user<'de, D: Deserializer<'de>>(d: D) -> Result<String, D::Error> {
+    match name(d)? {
+        user if user == "root" => Err(D::Error::custom(
+            "root is not allowed, because the workers parse input of guests",
+        )),
+        user => Ok(user),
+    }
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawAllow {
-    reader: Option<Spanned<String>>,
-    host: Option<Spanned<String>>,
-    datanode: Spanned<String>,
-    pools: Option<Vec<Spanned<String>>>,
+fn pools<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<String>, D::Error> {
+    let pools = Vec::<String>::deserialize(d)?;
+    match pools.iter().find(|pool| !pool.starts_with("BP-")) {
+        Some(pool) => Err(D::Error::custom(format!(
+            "{} is not a block pool; names of block pools begin with BP-",
+            quoted(pool)
+        ))),
+        None if pools.is_empty() => Ok(peers::all()),
+        None => Ok(pools),
+    }
 }
 
-/// An error, and the position of the value that caused it.
-pub type ValueError = (Range<usize>, String);
-
-/// Entries that `allow` may have.
-const MAX_ALLOW_ENTRIES: usize = 1024;
-
-impl Raw {
-    /// Checks all that does not depend on the host.
-    pub fn validate(self) -> Result<Vread, ValueError> {
-        let default = Vread::default();
-        let mut allow = Vec::new();
-        let mut hosts = Vec::new();
-        for line in self.allow {
-            match line.validate()? {
-                Entry::Local(line) => allow.push(line),
-                Entry::Remote(line, span) => hosts.push((line, span)),
-            }
-            if allow.len() + hosts.len() > MAX_ALLOW_ENTRIES {
-                return Err((
-                    0..0,
-                    format!("allow: more than {MAX_ALLOW_ENTRIES} entries in [vread]"),
-                ));
-            }
-        }
-        let text = |key: &str, value: Option<Spanned<String>>, default: String| match value {
-            Some(text) if text.get_ref().trim().is_empty() => Err((
-                text.span(),
-                format!("{key}: empty; write the name of a user"),
+fn listen<'de, D: Deserializer<'de>>(d: D) -> Result<Option<SocketAddr>, D::Error> {
+    parsed(d, "an address in quotes", |t| {
+        match t.parse::<SocketAddr>().ok().filter(|a| a.port() > 0) {
+            Some(address) => Ok(Some(address)),
+            None => Err(format!(
+                "{} is not an address; write IP:PORT, for example \"10.0.0.1:7670\" or \"[::]:7670\"",
+                quoted(t)
             )),
-            Some(text) => Ok(text.into_inner()),
-            None => Ok(default),
-        };
-        let number = |key: &str, value: Option<Spanned<i64>>, max: u32, default: u32| match value {
-            None => Ok(default),
-            Some(n) => match u32::try_from(*n.get_ref()) {
-                Ok(number) if (1..=max).contains(&number) => Ok(number),
-                _ => Err((
-                    n.span(),
-                    format!(
-                        "{key}: {} is out of range; 1 to {max} is allowed",
-                        n.get_ref()
-                    ),
-                )),
-            },
-        };
-        let user = self.user.as_ref().map(Spanned::span);
-        let listen = self.listen.as_ref().map(peers::listen).transpose()?;
-        let peers = peers::validate(self.peer)?;
-        peers::check_allow(&hosts, &peers, listen.is_some())?;
-        let vread = Vread {
-            listen,
-            key: self.key.unwrap_or(default.key),
-            certificate: self.certificate.unwrap_or(default.certificate),
-            peers,
-            hosts: hosts.into_iter().map(|(line, _)| line).collect(),
-            allow,
-            sockets: self.sockets,
-            vmm_user: text("vmm_user", self.vmm_user, default.vmm_user)?,
-            user: text("user", self.user, default.user)?,
-            uid: self.uid.unwrap_or(default.uid),
-            limits: Limits {
-                blocks: number("blocks", self.blocks, 1 << 20, default.limits.blocks)?,
-                extents: number("extents", self.extents, 1 << 24, default.limits.extents)?,
-                names_per_s: number(
-                    "names_per_s",
-                    self.names_per_s,
-                    1_000_000,
-                    default.limits.names_per_s,
-                )?,
-            },
-        };
-        if let Some(span) = user
-            && vread.user == "root"
-        {
-            return Err((
-                span,
-                "user: root is not allowed, because the workers parse input of guests".into(),
-            ));
         }
-        Ok(vread)
-    }
-}
-
-/// An entry of `allow`.
-enum Entry {
-    /// The reader is a VM of this host.
-    Local(Allow),
-    /// The reader is on another host; with the position of its name.
-    Remote(AllowHost, Range<usize>),
-}
-
-impl RawAllow {
-    fn validate(self) -> Result<Entry, ValueError> {
-        let trimmed = |text: &Spanned<String>| text.get_ref().trim().to_owned();
-        let reader = self.reader.as_ref().map(trimmed);
-        if let Some(span) = self.reader.as_ref().map(Spanned::span)
-            && reader.as_ref().is_some_and(String::is_empty)
-        {
-            return Err((
-                span,
-                "reader: empty; write the name or identity of a VM".into(),
-            ));
-        }
-        if let (Some(reader), Some(span), None) =
-            (&reader, self.reader.as_ref().map(Spanned::span), &self.host)
-            && reader.contains(['*', '?'])
-        {
-            let what = format!(
-                "reader: {} is a pattern; name one VM, because its socket is made before it starts",
-                quoted(reader)
-            );
-            return Err((span, what));
-        }
-        let datanode = self.datanode.get_ref().trim().to_owned();
-        if datanode.is_empty() {
-            let what =
-                "datanode: empty; write the name, identity or pattern of DataNode VMs".into();
-            return Err((self.datanode.span(), what));
-        }
-        let mut pools = Vec::new();
-        for pool in self.pools.into_iter().flatten() {
-            if !pool.get_ref().starts_with("BP-") {
-                let what = format!(
-                    "pools: {} is not a block pool; names of block pools begin with BP-",
-                    quoted(pool.get_ref())
-                );
-                return Err((pool.span(), what));
-            }
-            pools.push(pool.into_inner());
-        }
-        if pools.is_empty() {
-            pools.push("*".into());
-        }
-        match (self.host, reader) {
-            (Some(host), reader) => {
-                let line = AllowHost {
-                    host: host.get_ref().trim().to_owned(),
-                    reader: reader.unwrap_or_else(|| "*".into()),
-                    datanode,
-                    pools,
-                };
-                Ok(Entry::Remote(line, host.span()))
-            }
-            (None, Some(reader)) => Ok(Entry::Local(Allow {
-                reader,
-                datanode,
-                pools,
-            })),
-            (None, None) => {
-                let what = "reader: missing; write reader for a VM of this host, or host for readers of another host";
-                Err((self.datanode.span(), what.into()))
-            }
-        }
-    }
+    })
 }
 
 /// Identity and name of a VM; the configuration may use either.
@@ -347,41 +227,103 @@ impl Named {
 }
 
 impl Vread {
-    /// Readers of `allow` as the file names them, each once.
+    /// Checks the entries of `allow` and the other hosts against each other.
+    pub(super) fn check(&self) -> Result<(), Conflict> {
+        if self.allow.len() > MAX_ALLOW_ENTRIES {
+            return Err(Conflict {
+                path: "vread.allow".into(),
+                what: format!("allow: more than {MAX_ALLOW_ENTRIES} entries in [vread]"),
+            });
+        }
+        for (i, entry) in self.allow.iter().enumerate() {
+            if let Err((key, what)) = self.check_entry(entry) {
+                return Err(Conflict {
+                    path: format!("vread.allow.{i}.{key}"),
+                    what: format!("{key}: {what}"),
+                });
+            }
+        }
+        peers::check(&self.peers)
+    }
+
+    fn check_entry(&self, entry: &Allow) -> Result<(), (&'static str, String)> {
+        let wrong = |key: &'static str, what: String| Err((key, what));
+        match (&entry.host, &entry.reader) {
+            (Some(host), _) if self.peers.iter().all(|p| p.name != *host) => wrong(
+                "host",
+                format!("no [[vread.peer]] has the name {}", quoted(host)),
+            ),
+            (Some(host), _) if self.listen.is_none() => wrong(
+                "host",
+                format!(
+                    "{} cannot connect, because this host does not listen; set listen in [vread]",
+                    quoted(host)
+                ),
+            ),
+            (Some(_), _) => Ok(()),
+            (None, Some(reader)) if reader.contains(['*', '?']) => wrong(
+                "reader",
+                format!(
+                    "{} is a pattern; name one VM, because its socket is made before it starts",
+                    quoted(reader)
+                ),
+            ),
+            (None, Some(_)) => Ok(()),
+            (None, None) => wrong(
+                "reader",
+                "missing; write reader for a VM of this host, or host for readers of another host"
+                    .into(),
+            ),
+        }
+    }
+
+    /// Bounds of what each agent may register.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            blocks: self.blocks,
+            extents: self.extents,
+            names_per_s: self.names_per_s,
+        }
+    }
+
+    /// Whether `allow` is empty.
+    pub fn is_off(&self) -> bool {
+        self.allow.is_empty()
+    }
+
+    /// Readers of this host as the file names them, each once.
     pub fn readers(&self) -> Vec<&str> {
         let mut readers: Vec<&str> = Vec::new();
-        for allow in &self.allow {
-            if !readers.contains(&allow.reader.as_str()) {
-                readers.push(&allow.reader);
+        let local = self.allow.iter().filter(|a| a.is_local());
+        for reader in local.filter_map(|a| a.reader.as_deref()) {
+            if !readers.contains(&reader) {
+                readers.push(reader);
             }
         }
         readers
     }
 
-    /// Whether `allow` has a reader for blocks of this VM.
+    /// Whether `allow` has a reader, of this host or another one, for blocks of this VM.
     pub fn is_datanode(&self, vm: &Named) -> bool {
         self.allow.iter().any(|a| vm.matches(&a.datanode))
     }
 
-    /// Patterns of the block pools that a reader (as the file names it) may read of a DataNode VM; empty for none.
+    /// Patterns of the block pools that a reader of this host (as the file names it) may read of a DataNode VM; empty for
+    /// none.
     pub fn pools(&self, reader: &str, datanode: &Named) -> Vec<String> {
-        let mut pools: Vec<String> = Vec::new();
-        let of_reader = self.allow.iter().filter(|a| a.reader == reader);
-        for allow in of_reader.filter(|a| datanode.matches(&a.datanode)) {
-            pools.extend(allow.pools.iter().cloned());
-        }
         // A VM reads its own blocks from its own disk.
         if datanode.is(reader) {
-            pools.clear();
+            return Vec::new();
         }
+        let entries = self.allow.iter().filter(|a| a.is_for(reader));
+        let mut pools: Vec<String> = entries
+            .filter(|a| datanode.matches(&a.datanode))
+            .flat_map(|a| a.pools.iter().cloned())
+            .collect();
         pools.sort_unstable();
         pools.dedup();
         pools
     }
-}
-
-fn some_absolute<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<PathBuf>, D::Error> {
-    absolute(d).map(Some)
 }
 
 #[cfg(test)]

@@ -121,7 +121,7 @@ impl Worker {
         service.add("dn1", here, table_file.into()).unwrap();
         let image = Image::open(vec![Layer::raw(image)]).unwrap();
         assert!(service.set_images("dn1", HashMap::from([(1, Arc::new(image))])));
-            Self {
+        Self {
             streams: StreamServer::new(service.clone(), uid),
             service,
         }

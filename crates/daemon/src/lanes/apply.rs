@@ -133,7 +133,7 @@ impl Manager {
             // Errors are logged.
             let _ = self.take(&entry, why);
         }
-        let config = self.config.as_ref().map(|c| c.lanes.policy);
+        let config = self.config.as_ref().map(|c| c.lanes.policy());
         self.policy = policy::VfScheduler::new(config.unwrap_or_default());
         let now = self.now();
         for entry in self.journal.entries().to_vec() {

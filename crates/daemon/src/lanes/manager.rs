@@ -111,7 +111,7 @@ impl Manager {
             self.take_all("the configuration has another pool");
             self.pools = config.lanes.pools.iter().cloned().map(Pool::new).collect();
         }
-        self.policy.set_config(config.lanes.policy);
+        self.policy.set_config(config.lanes.policy());
         self.counts.clear();
         self.config = Some(config.clone());
     }
@@ -165,7 +165,7 @@ impl Manager {
         }
         self.check_pools(&links);
         self.take_from_other_nics(&config, &links);
-        self.sample(config.lanes.samples);
+        self.sample(config.lanes.samples as usize);
         self.check_guests();
         if self.stopped.is_none() {
             self.decide();
@@ -377,7 +377,7 @@ impl Steps for Manager {
     fn step(&mut self) {
         let start = Instant::now();
         self.sample_and_move();
-        let interval = self.config.as_ref().map(|c| c.lanes.sample);
+        let interval = self.config.as_ref().map(|c| c.lanes.sample());
         self.due = start + interval.unwrap_or(IDLE_INTERVAL);
     }
 

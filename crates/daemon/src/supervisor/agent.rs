@@ -130,13 +130,13 @@ impl Agent {
         let id = self.vm.id.as_str();
         let socket = run_dir::socket(dir, Role::Agent, id);
         run_dir::check_socket_path(&socket)?;
-        let table = run_dir::open_table(dir, id, config.limits.blocks)
+        let table = run_dir::open_table(dir, id, config.limits().blocks)
             .map_err(|e| format!("its table cannot be made: {e}"))?;
         self.pipes.prepare(&self.vm, pipe);
         let (pipes, pipe_fds) = self.pipes.setup();
         let setup = WorkerSetup::Agent {
             vm: self.vm.id.to_string(),
-            limits: config.limits,
+            limits: config.limits(),
             pipes,
             user,
         };

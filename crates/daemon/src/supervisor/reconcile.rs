@@ -320,12 +320,7 @@ impl Supervisor {
 
     fn reconcile_agents(&mut self, now: Instant, config: &Config, users: Users) {
         let pipe = |vm: &Vm| config.vm(vm.id.as_str(), &vm.name)?.pipe.as_ref();
-        let is_wanted = |vm: &Vm| {
-            let named = named(vm);
-            config.vread.is_datanode(&named)
-                || config.vread.is_remote_datanode(&named)
-                || pipe(vm).is_some()
-        };
+        let is_wanted = |vm: &Vm| config.vread.is_datanode(&named(vm)) || pipe(vm).is_some();
         let same = |a: &Agent, vm: &Vm| {
             a.vm.id == vm.id && a.vm.pid == vm.pid && a.vm.start_time == vm.start_time
         };

@@ -38,7 +38,7 @@ impl Supervisor {
         let is_one = |vm: &Vm| {
             let vm = named(vm);
             let vread = self.config.as_ref().map(|config| &config.vread);
-            vread.is_some_and(|v| v.is_datanode(&vm) || v.is_remote_datanode(&vm))
+            vread.is_some_and(|v| v.is_datanode(&vm))
         };
         let agents = self.agents.values().filter(|a| is_one(&a.vm));
         agents.map(Agent::status).collect()

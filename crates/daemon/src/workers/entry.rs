@@ -90,11 +90,7 @@ pub fn run(kind: Kind) -> Outcome {
             sandbox::enter(user, needs, &[]).map_err(|e| Failure::run(chain(&e)))?;
             agent_worker::run(start, sink(vm))
         }
-        WorkerSetup::Reader {
-            vm,
-            uid,
-            user,
-        } => {
+        WorkerSetup::Reader { vm, uid, user } => {
             let start = reader::Params {
                 socket: next()?,
                 hazards: next()?.into(),

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use viola_proto::fuse_stream::{self, FrameKind, FrameReader, Hello};
 
+use super::StreamServer;
 use super::tests::{
     FORGET, LOOKUP, OPEN, POOL, READ, TABLE, TestBed, answer, bed, expected, request,
 };
-use super::StreamServer;
 use crate::control::StreamState;
 
 /// An agent without a kernel.

@@ -62,7 +62,7 @@ fn what_is_wrong_with_a_host_is_told_with_its_line() {
         ),
         (
             "[[vread.peer]]\nname = \"b\"\nfingerprint = []".to_owned(),
-            "v.toml:3: fingerprint: missing; run viola keys show on \"b\"",
+            "v.toml:3: fingerprint: missing; run viola keys show on that host",
         ),
         (
             "[[vread.peer]]\nname = \"b\"\nfingerprint = 1".to_owned(),
@@ -125,7 +125,7 @@ fn other_hosts_may_read_nothing_by_default() {
             .to_owned() + &peer("b", "")),
     )
     .unwrap();
-    assert!(v.grants("b", &vm("dn1")).is_empty() && !v.is_remote_datanode(&vm("dn1")));
+    assert!(v.grants("b", &vm("dn1")).is_empty() && v.is_datanode(&vm("dn1")));
     // It has no address: nothing is looked for there.
     assert!(v.sources("c").is_empty());
 }
@@ -141,7 +141,7 @@ fn a_line_with_a_host_is_for_readers_there() {
     )
     .unwrap();
     assert!(v.readers().is_empty());
-    assert!(v.is_remote_datanode(&vm("dn1")) && !v.is_datanode(&vm("dn1")));
+    assert!(v.is_datanode(&vm("dn1")) && v.pools("c", &vm("dn1")).is_empty());
     assert_eq!(
         v.grants("b", &vm("dn1")),
         [("*".to_owned(), vec!["BP-1-*".to_owned()])]

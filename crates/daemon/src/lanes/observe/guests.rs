@@ -175,7 +175,7 @@ impl NicFinder<'_> {
             mac,
             port: section.and_then(|s| s.port.clone()),
             agent: sockets::port_socket(vm, PORT).map_err(|e| e.one_line())?,
-            release_timeout: self.config.lanes.release_timeout,
+            release_timeout: self.config.lanes.release_timeout(),
         })
     }
 
@@ -188,7 +188,7 @@ impl NicFinder<'_> {
             mac,
             // The first unit after the NICs that it was started with.
             unit: vm.nics.len() as u32,
-            release_timeout: self.config.lanes.release_timeout,
+            release_timeout: self.config.lanes.release_timeout(),
         })
     }
 }

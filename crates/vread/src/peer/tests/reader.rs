@@ -56,7 +56,7 @@ impl Reader {
     }
 
     pub fn queue(&self) -> Queue {
-            Queue {
+        Queue {
             requests: TestQueue::new(BlockFs::new(self.service.clone(), 1000)),
         }
     }
