@@ -4,6 +4,8 @@
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
+use rustix::net::sockopt::tcp_congestion;
+
 use crate::state::{RepairWindow, TcpState, WindowScale};
 use crate::sys::{self, Queue};
 use crate::{Error, Result};
@@ -328,7 +330,7 @@ fn read(
             unsent: unsent_bytes,
             buffers: sys::buffers(fd)?,
             peer_finished,
-            congestion: sys::congestion(fd)?,
+            congestion: tcp_congestion(fd).map_err(sys::failed("TCP_CONGESTION"))?,
             pacing: after.pacing,
         });
     }

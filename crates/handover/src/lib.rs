@@ -28,7 +28,7 @@ pub use restore::{
     restore_in_place,
 };
 pub use state::{RepairWindow, SocketBuffers, TcpState, WindowScale};
-pub use sys::{buffers, peeks_from_start};
+pub use sys::{Plain, buffers, get_option, peeks_from_start, set_option};
 pub use wire::{QueueTooLong, from_wire, to_wire};
 
 /// An error of this crate.

@@ -3,9 +3,11 @@
 
 use std::os::fd::BorrowedFd;
 
+use rustix::net::sockopt::{set_tcp_congestion, tcp_congestion};
+
 use crate::extract::leave_repair_mode;
 use crate::state::{SocketBuffers, TcpState};
-use crate::sys;
+use crate::sys::{self, failed};
 use crate::{Error, Result};
 
 // Codes of TCP options (RFC 9293, 2018, 7323).
@@ -54,9 +56,7 @@ struct Opt {
 /// What the kernel refused.
 pub fn disconnect_silently(fd: BorrowedFd<'_>) -> Result<()> {
     sys::set_tcp(fd, sys::REPAIR, sys::ON, "TCP_REPAIR")?;
-    sys::disconnect(fd)?;
-    // poll must not report this end as an error
-    sys::forget_error(fd)
+    sys::disconnect(fd)
 }
 
 /// Resets the connection of a socket that was [detached](crate::Extracted::detach) and that no other socket has. The
@@ -66,8 +66,7 @@ pub fn disconnect_silently(fd: BorrowedFd<'_>) -> Result<()> {
 /// What the kernel refused.
 pub fn disconnect_with_reset(fd: BorrowedFd<'_>) -> Result<()> {
     leave_repair_mode(fd)?;
-    sys::disconnect(fd)?;
-    sys::forget_error(fd)
+    sys::disconnect(fd)
 }
 
 /// Buffer sizes that hold the queues, however the kernel splits them into segments.
@@ -93,14 +92,13 @@ pub fn apply_pacing(fd: BorrowedFd<'_>, state: &TcpState, allowed: &[String]) ->
         sys::set_pacing(fd, rate)?;
     }
     let name = &state.congestion;
-    if name.is_empty() || *name == sys::congestion(fd)? {
+    if name.is_empty() || *name == tcp_congestion(fd).map_err(failed("TCP_CONGESTION"))? {
         return Ok(true);
     }
     if !allowed.contains(name) {
         return Ok(false);
     }
-    let (level, name) = (libc::IPPROTO_TCP, name.as_bytes());
-    sys::set(fd, level, libc::TCP_CONGESTION, name, "TCP_CONGESTION")?;
+    set_tcp_congestion(fd, name).map_err(failed("TCP_CONGESTION"))?;
     Ok(true)
 }
 
@@ -132,7 +130,6 @@ pub fn restore_in_place<'a>(
     check_families(state)?;
     // it is in repair mode, and stays so without a peer
     sys::disconnect(fd)?;
-    sys::forget_error(fd)?;
     let is_empty = state.queued() == 0 && state.unread.is_empty();
     // the announced window must fit into the buffer
     if is_empty && state.buffers.receive <= own.receive {

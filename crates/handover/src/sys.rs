@@ -2,8 +2,11 @@
 //! Socket options of TCP repair.
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd};
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, SocketAddrAny, sockopt};
 
 use crate::state::SocketBuffers;
 use crate::{Error, Result};
@@ -48,158 +51,153 @@ pub enum Queue {
     Written,
 }
 
-pub fn failed(step: &'static str) -> Error {
-    Error::Kernel {
+/// The error of a step that the kernel refused.
+pub fn failed<E: Into<io::Error>>(step: &'static str) -> impl FnOnce(E) -> Error {
+    move |source| Error::Kernel {
         step,
-        source: io::Error::last_os_error(),
+        source: source.into(),
+    }
+}
+
+/// Sets an option of a socket that `rustix` does not have. `T` is what the kernel expects: integers, or a structure of
+/// them.
+///
+/// # Errors
+/// What the kernel refused.
+pub fn set_option<T: Copy>(fd: impl AsFd, level: i32, name: i32, values: &[T]) -> io::Result<()> {
+    let size = size_of_val(values) as libc::socklen_t;
+    let (fd, from) = (fd.as_fd().as_raw_fd(), values.as_ptr().cast());
+    // SAFETY: the kernel reads `size` bytes from `values`, which outlives the call.
+    match unsafe { libc::setsockopt(fd, level, name, from, size) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Integers that the kernel may fill with any bits.
+pub trait Plain: Copy {}
+impl Plain for u8 {}
+impl Plain for i32 {}
+impl Plain for u32 {}
+impl Plain for u64 {}
+
+/// Reads an option of a socket that `rustix` does not have into `values`. Returns the length that the kernel reports, in
+/// bytes for most options.
+///
+/// # Errors
+/// What the kernel refused.
+pub fn get_option<T: Plain>(
+    fd: impl AsFd,
+    level: i32,
+    name: i32,
+    values: &mut [T],
+) -> io::Result<usize> {
+    let mut size = size_of_val(values) as libc::socklen_t;
+    let (fd, to) = (fd.as_fd().as_raw_fd(), values.as_mut_ptr().cast());
+    // SAFETY: the kernel writes at most `size` bytes to `values`, any of which are valid integers, and to `size` how many.
+    match unsafe { libc::getsockopt(fd, level, name, to, &raw mut size) } {
+        0 => Ok(size as usize),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
 pub fn set<T: Copy>(
-    fd: BorrowedFd<'_>,
+    fd: impl AsFd,
     level: i32,
     name: i32,
     values: &[T],
     step: &'static str,
 ) -> Result<()> {
-    let size = size_of_val(values) as libc::socklen_t;
-    // SAFETY: the kernel reads `size` bytes of plain integers from `values`, which outlives the call.
-    match unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, values.as_ptr().cast(), size) } {
-        0 => Ok(()),
-        _ => Err(failed(step)),
-    }
+    set_option(fd, level, name, values).map_err(failed(step))
 }
 
 /// Sets a TCP option.
-pub fn set_tcp(fd: BorrowedFd<'_>, name: i32, value: i32, step: &'static str) -> Result<()> {
+pub fn set_tcp(fd: impl AsFd, name: i32, value: i32, step: &'static str) -> Result<()> {
     set(fd, libc::IPPROTO_TCP, name, &[value], step)
 }
 
 /// Reads a TCP option into `out` and returns its size in bytes.
-pub fn get_tcp(fd: BorrowedFd<'_>, name: i32, out: &mut [u8], step: &'static str) -> Result<usize> {
-    let mut size = out.len() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `size` bytes to `out`, and to `size` how many.
-    let result = unsafe {
-        libc::getsockopt(
-            fd.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            name,
-            out.as_mut_ptr().cast(),
-            &mut size,
-        )
-    };
-    match result {
-        0 => Ok(size as usize),
-        _ => Err(failed(step)),
-    }
+pub fn get_tcp(fd: impl AsFd, name: i32, out: &mut [u8], step: &'static str) -> Result<usize> {
+    get_option(fd, libc::IPPROTO_TCP, name, out).map_err(failed(step))
 }
 
 /// Reads a TCP option of 32 bits.
-pub fn get_u32(fd: BorrowedFd<'_>, name: i32, step: &'static str) -> Result<u32> {
-    let mut value = [0; 4];
-    get_tcp(fd, name, &mut value, step)?;
-    Ok(u32::from_ne_bytes(value))
+pub fn get_u32(fd: impl AsFd, name: i32, step: &'static str) -> Result<u32> {
+    let mut value = [0_u32];
+    get_option(fd, libc::IPPROTO_TCP, name, &mut value).map_err(failed(step))?;
+    Ok(value[0])
 }
 
-fn get_socket(fd: BorrowedFd<'_>, name: i32, step: &'static str) -> Result<u32> {
-    let mut value: i32 = 0;
-    let mut size = size_of_val(&value) as libc::socklen_t;
-    let (to, length) = ((&raw mut value).cast(), &raw mut size);
-    // SAFETY: the kernel writes one int to `value`.
-    match unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, name, to, length) } {
-        0 => Ok(value.max(0) as u32),
-        _ => Err(failed(step)),
-    }
-}
-
-/// Clears the pending error of a socket.
-pub fn forget_error(fd: BorrowedFd<'_>) -> Result<()> {
-    get_socket(fd, libc::SO_ERROR, "SO_ERROR").map(drop)
-}
-
-/// Reads the name of a socket's congestion control.
-pub fn congestion(fd: BorrowedFd<'_>) -> Result<String> {
-    // TCP_CA_NAME_MAX
-    let mut name = [0; 16];
-    get_tcp(fd, libc::TCP_CONGESTION, &mut name, "TCP_CONGESTION")?;
-    let end = name.iter().position(|&byte| byte == 0);
-    let name = &name[..end.unwrap_or(name.len())];
-    Ok(String::from_utf8_lossy(name).into_owned())
+fn buffer_lock(fd: impl AsFd) -> Result<u32> {
+    let mut value = [0_u32];
+    get_option(fd, libc::SOL_SOCKET, SO_BUF_LOCK, &mut value).map_err(failed("SO_BUF_LOCK"))?;
+    Ok(value[0])
 }
 
 /// Limits a socket's pacing, in bytes per second. A limit of 0 would stop the socket, so it becomes 1.
-pub fn set_pacing(fd: BorrowedFd<'_>, rate: u64) -> Result<()> {
+pub fn set_pacing(fd: impl AsFd, rate: u64) -> Result<()> {
     let (level, name) = (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE);
     set(fd, level, name, &[rate.max(1)], "SO_MAX_PACING_RATE")
 }
 
 /// Limits the window that the kernel announces from now on; what it has announced stays. This also locks the receive
 /// buffer, because tuning would lift the limit.
-pub fn clamp(fd: BorrowedFd<'_>, bytes: u32) -> Result<()> {
-    let locked = get_socket(fd, SO_BUF_LOCK, "SO_BUF_LOCK")?;
-    let (level, locked) = (libc::SOL_SOCKET, locked | LOCKED_RECEIVE);
-    set(fd, level, SO_BUF_LOCK, &[locked], "SO_BUF_LOCK")?;
+pub fn clamp(fd: impl AsFd, bytes: u32) -> Result<()> {
+    let locked = [buffer_lock(&fd)? | LOCKED_RECEIVE];
+    set(&fd, libc::SOL_SOCKET, SO_BUF_LOCK, &locked, "SO_BUF_LOCK")?;
     let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
     set_tcp(fd, libc::TCP_WINDOW_CLAMP, bytes, "TCP_WINDOW_CLAMP")
 }
 
-/// Reads both buffer sizes with one system call.
+/// Reads both buffer sizes with one system call, and which of them are locked.
 ///
 /// # Errors
 /// What the kernel refused.
-pub fn buffers(fd: BorrowedFd<'_>) -> Result<SocketBuffers> {
+pub fn buffers(fd: impl AsFd) -> Result<SocketBuffers> {
     // up to SK_MEMINFO_SNDBUF, include/uapi/linux/sock_diag.h
     let mut memory = [0_u32; 4];
-    let mut size = size_of_val(&memory) as libc::socklen_t;
-    let (to, length) = (memory.as_mut_ptr().cast(), &raw mut size);
-    // SAFETY: the kernel writes at most `size` bytes to `memory`, and to `size` how many.
-    match unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, SO_MEMINFO, to, length) } {
-        0 if size as usize == size_of_val(&memory) => {}
-        0 => {
-            return Err(Error::NotTransferable(
-                "SO_MEMINFO does not have the buffer sizes",
-            ));
-        }
-        _ => return Err(failed("SO_MEMINFO")),
+    let size = get_option(&fd, libc::SOL_SOCKET, SO_MEMINFO, &mut memory);
+    if size.map_err(failed("SO_MEMINFO"))? != size_of_val(&memory) {
+        return Err(Error::NotTransferable(
+            "SO_MEMINFO does not have the buffer sizes",
+        ));
     }
     let [_, receive, _, send] = memory;
     Ok(SocketBuffers {
         send,
         receive,
-        locked: get_socket(fd, SO_BUF_LOCK, "SO_BUF_LOCK")?,
+        locked: buffer_lock(fd)?,
     })
 }
 
 /// Sets both sizes regardless of the system's limits, and the locks.
-pub fn set_buffers(fd: BorrowedFd<'_>, to: SocketBuffers) -> Result<()> {
-    let level = libc::SOL_SOCKET;
-    let send = [half(to.send)];
-    set(fd, level, libc::SO_SNDBUFFORCE, &send, "SO_SNDBUFFORCE")?;
-    set_receive(fd, to.receive)?;
-    set(fd, level, SO_BUF_LOCK, &[to.locked], "SO_BUF_LOCK")
+pub fn set_buffers(fd: impl AsFd, to: SocketBuffers) -> Result<()> {
+    sockopt::set_socket_send_buffer_size_force(&fd, half(to.send))
+        .map_err(failed("SO_SNDBUFFORCE"))?;
+    set_receive(&fd, to.receive)?;
+    set(fd, libc::SOL_SOCKET, SO_BUF_LOCK, &[to.locked], "SO_BUF_LOCK")
 }
 
 /// Sets the receive buffer. The kernel no longer tunes it.
-pub fn set_receive(fd: BorrowedFd<'_>, bytes: u32) -> Result<()> {
-    let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE);
-    set(fd, level, name, &[half(bytes)], "SO_RCVBUFFORCE")
+pub fn set_receive(fd: impl AsFd, bytes: u32) -> Result<()> {
+    sockopt::set_socket_recv_buffer_size_force(fd, half(bytes)).map_err(failed("SO_RCVBUFFORCE"))
 }
 
 /// Half of a size: the kernel doubles the value that it receives.
-fn half(bytes: u32) -> i32 {
-    i32::try_from(bytes / 2).unwrap_or(i32::MAX)
+fn half(bytes: u32) -> usize {
+    bytes as usize / 2
 }
 
-pub fn queued(fd: BorrowedFd<'_>, queue: Queue) -> Result<usize> {
+pub fn queued(fd: impl AsFd, queue: Queue) -> Result<usize> {
     let (request, step) = match queue {
         Queue::Unread => (SIOCINQ, "SIOCINQ"),
         Queue::Written => (SIOCOUTQ, "SIOCOUTQ"),
     };
     let mut count: libc::c_int = 0;
     // SAFETY: each of these requests writes one int to the address given.
-    match unsafe { libc::ioctl(fd.as_raw_fd(), request as _, &mut count) } {
+    match unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), request as _, &mut count) } {
         0 => Ok(count.max(0) as usize),
-        _ => Err(failed(step)),
+        _ => Err(failed(step)(io::Error::last_os_error())),
     }
 }
 
@@ -208,185 +206,64 @@ pub fn queued(fd: BorrowedFd<'_>, queue: Queue) -> Result<usize> {
 ///
 /// # Errors
 /// What the kernel refused.
-pub fn peeks_from_start(fd: BorrowedFd<'_>) -> Result<bool> {
-    let mut value: i32 = 0;
-    let mut size = size_of_val(&value) as libc::socklen_t;
-    let (to, length) = ((&raw mut value).cast(), &raw mut size);
-    // SAFETY: the kernel writes one int to `value`.
-    match unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, SO_PEEK_OFF, to, length) } {
-        0 => Ok(value == -1),
-        _ => match io::Error::last_os_error() {
-            e if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(true),
-            _ => Err(failed("SO_PEEK_OFF")),
-        },
+pub fn peeks_from_start(fd: impl AsFd) -> Result<bool> {
+    let mut value = [0_i32];
+    match get_option(fd, libc::SOL_SOCKET, SO_PEEK_OFF, &mut value) {
+        Ok(_) => Ok(value == [-1]),
+        Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(true),
+        Err(e) => Err(failed("SO_PEEK_OFF")(e)),
     }
 }
 
 /// Peeks at the selected queue; may return fewer bytes than `count`.
-pub fn peek(fd: BorrowedFd<'_>, count: usize, step: &'static str) -> Result<Vec<u8>> {
+pub fn peek(fd: impl AsFd, count: usize, step: &'static str) -> Result<Vec<u8>> {
     let mut bytes = vec![0; count];
-    if count == 0 {
-        return Ok(bytes);
+    if count > 0 {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let (got, _) = rustix::net::recv(fd, &mut bytes, flags).map_err(failed(step))?;
+        bytes.truncate(got);
     }
-    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    // SAFETY: the kernel writes at most `count` bytes to `bytes`.
-    let got = unsafe { libc::recv(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), count, flags) };
-    if got < 0 {
-        return Err(failed(step));
-    }
-    bytes.truncate(got as usize);
     Ok(bytes)
 }
 
 /// Writes all of `bytes` to the selected queue, or to the connection.
-pub fn write(fd: BorrowedFd<'_>, bytes: &[u8], step: &'static str) -> Result<()> {
+pub fn write(fd: impl AsFd, bytes: &[u8], step: &'static str) -> Result<()> {
     /// Largest write into a receive queue under repair.
     const MAX_WRITE_BYTES: usize = 64 << 10;
-    let mut done = 0;
-    while done < bytes.len() {
-        let piece = &bytes[done..bytes.len().min(done + MAX_WRITE_BYTES)];
-        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: the kernel reads `piece.len()` bytes from `piece`.
-        let sent = unsafe { libc::send(fd.as_raw_fd(), piece.as_ptr().cast(), piece.len(), flags) };
-        if sent <= 0 {
-            return Err(failed(step));
+    let mut left = bytes;
+    while !left.is_empty() {
+        let piece = &left[..left.len().min(MAX_WRITE_BYTES)];
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match rustix::net::send(&fd, piece, flags).map_err(failed(step))? {
+            0 => return Err(failed(step)(io::Error::from(io::ErrorKind::WriteZero))),
+            sent => left = &left[sent..],
         }
-        done += sent as usize;
     }
     Ok(())
 }
 
-/// A `struct sockaddr` of the kernel.
-pub struct SocketAddress {
-    storage: libc::sockaddr_storage,
-    size: libc::socklen_t,
-}
-
-impl SocketAddress {
-    fn empty() -> Self {
-        Self {
-            // SAFETY: all zeros is a valid sockaddr_storage, of no family.
-            storage: unsafe { std::mem::zeroed() },
-            size: size_of::<libc::sockaddr_storage>() as libc::socklen_t,
-        }
-    }
-
-    fn of(address: &SocketAddr) -> Self {
-        let mut raw = Self::empty();
-        match address {
-            SocketAddr::V4(v4) => {
-                let value = libc::sockaddr_in {
-                    sin_family: libc::AF_INET as libc::sa_family_t,
-                    sin_port: v4.port().to_be(),
-                    sin_addr: libc::in_addr {
-                        s_addr: u32::from_ne_bytes(v4.ip().octets()),
-                    },
-                    sin_zero: [0; 8],
-                };
-                raw.size = size_of_val(&value) as libc::socklen_t;
-                // SAFETY: a sockaddr_storage has room and alignment for every socket address.
-                unsafe {
-                    (&raw mut raw.storage)
-                        .cast::<libc::sockaddr_in>()
-                        .write(value)
-                };
-            }
-            SocketAddr::V6(v6) => {
-                let value = libc::sockaddr_in6 {
-                    sin6_family: libc::AF_INET6 as libc::sa_family_t,
-                    sin6_port: v6.port().to_be(),
-                    sin6_flowinfo: v6.flowinfo(),
-                    sin6_addr: libc::in6_addr {
-                        s6_addr: v6.ip().octets(),
-                    },
-                    sin6_scope_id: v6.scope_id(),
-                };
-                raw.size = size_of_val(&value) as libc::socklen_t;
-                // SAFETY: as above.
-                unsafe {
-                    (&raw mut raw.storage)
-                        .cast::<libc::sockaddr_in6>()
-                        .write(value)
-                };
-            }
-        }
-        raw
-    }
-
-    fn address(&self) -> Option<SocketAddr> {
-        match i32::from(self.storage.ss_family) {
-            libc::AF_INET => {
-                // SAFETY: the family says that the storage holds a sockaddr_in.
-                let v4 = unsafe { (&raw const self.storage).cast::<libc::sockaddr_in>().read() };
-                let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
-                Some(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
-            }
-            libc::AF_INET6 => {
-                // SAFETY: the family says that the storage holds a sockaddr_in6.
-                let v6 = unsafe {
-                    (&raw const self.storage)
-                        .cast::<libc::sockaddr_in6>()
-                        .read()
-                };
-                let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
-                let port = u16::from_be(v6.sin6_port);
-                Some(SocketAddrV6::new(ip, port, v6.sin6_flowinfo, v6.sin6_scope_id).into())
-            }
-            _ => None,
-        }
-    }
-}
-
-/// Reads the address of this end (`peer` false) or of the peer.
-pub fn address(fd: BorrowedFd<'_>, peer: bool) -> Result<Option<SocketAddr>> {
-    let mut raw = SocketAddress::empty();
-    let (call, step): (unsafe extern "C" fn(_, _, _) -> _, _) = match peer {
-        true => (libc::getpeername, "getpeername"),
-        false => (libc::getsockname, "getsockname"),
+/// Reads the address of this end (`peer` false) or of the peer; `None` when it is no internet address.
+pub fn address(fd: impl AsFd, peer: bool) -> Result<Option<SocketAddr>> {
+    let address: Option<SocketAddrAny> = match peer {
+        true => rustix::net::getpeername(fd).map_err(failed("getpeername"))?,
+        false => Some(rustix::net::getsockname(fd).map_err(failed("getsockname"))?),
     };
-    // SAFETY: the kernel writes at most `size` bytes to the storage, and to `size` how many.
-    match unsafe {
-        call(
-            fd.as_raw_fd(),
-            (&raw mut raw.storage).cast(),
-            &raw mut raw.size,
-        )
-    } {
-        0 => Ok(raw.address()),
-        _ => Err(failed(step)),
-    }
+    Ok(address.and_then(|address| SocketAddr::try_from(address).ok()))
 }
 
-pub fn bind(fd: BorrowedFd<'_>, address: &SocketAddr) -> Result<()> {
-    let raw = SocketAddress::of(address);
-    // SAFETY: the kernel reads `size` bytes of an address.
-    match unsafe { libc::bind(fd.as_raw_fd(), (&raw const raw.storage).cast(), raw.size) } {
-        0 => Ok(()),
-        _ => Err(failed("bind")),
-    }
+pub fn bind(fd: impl AsFd, address: &SocketAddr) -> Result<()> {
+    rustix::net::bind(fd, address).map_err(failed("bind"))
 }
 
-pub fn connect(fd: BorrowedFd<'_>, address: &SocketAddr) -> Result<()> {
-    let raw = SocketAddress::of(address);
-    // SAFETY: the kernel reads `size` bytes of an address.
-    match unsafe { libc::connect(fd.as_raw_fd(), (&raw const raw.storage).cast(), raw.size) } {
-        0 => Ok(()),
-        _ => Err(failed("connect")),
-    }
+pub fn connect(fd: impl AsFd, address: &SocketAddr) -> Result<()> {
+    rustix::net::connect(fd, address).map_err(failed("connect"))
 }
 
-/// Disconnects a socket from its peer.
-pub fn disconnect(fd: BorrowedFd<'_>) -> Result<()> {
-    let none = libc::sockaddr {
-        sa_family: libc::AF_UNSPEC as libc::sa_family_t,
-        sa_data: [0; 14],
-    };
-    let size = size_of_val(&none) as libc::socklen_t;
-    // SAFETY: the kernel reads `size` bytes of an address of no family.
-    match unsafe { libc::connect(fd.as_raw_fd(), &raw const none, size) } {
-        0 => Ok(()),
-        _ => Err(failed("disconnect")),
-    }
+/// Disconnects a socket from its peer, and clears its pending error: poll must not report this end as an error.
+pub fn disconnect(fd: impl AsFd) -> Result<()> {
+    rustix::net::connect_unspec(&fd).map_err(failed("disconnect"))?;
+    let pending: std::result::Result<_, Errno> = sockopt::socket_error(fd);
+    pending.map(drop).map_err(failed("SO_ERROR"))
 }
 
 #[cfg(test)]
@@ -395,36 +272,17 @@ mod tests {
 
     #[test]
     fn peeks_begin_at_the_first_byte_unless_peek_off_is_set() {
-        use std::os::fd::{AsFd, FromRawFd, OwnedFd};
-        let begins = |fd: BorrowedFd<'_>| peeks_from_start(fd).unwrap();
-        // SAFETY: a plain system call, and a new descriptor that nobody else owns.
-        let netlink = unsafe {
-            let raw = libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
-            assert!(raw >= 0);
-            OwnedFd::from_raw_fd(raw)
-        };
-        assert!(begins(netlink.as_fd()));
+        let netlink = rustix::net::socket(
+            rustix::net::AddressFamily::NETLINK,
+            rustix::net::SocketType::RAW,
+            None,
+        );
+        assert!(peeks_from_start(netlink.unwrap()).unwrap());
         let (unix, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        assert!(begins(unix.as_fd()));
-        set(
-            unix.as_fd(),
-            libc::SOL_SOCKET,
-            SO_PEEK_OFF,
-            &[7],
-            "SO_PEEK_OFF",
-        )
-        .unwrap();
-        assert!(!begins(unix.as_fd()));
+        assert!(peeks_from_start(&unix).unwrap());
+        set_option(&unix, libc::SOL_SOCKET, SO_PEEK_OFF, &[7]).unwrap();
+        assert!(!peeks_from_start(&unix).unwrap());
         let null = std::fs::File::open("/dev/null").unwrap();
-        assert!(peeks_from_start(null.as_fd()).is_err());
-    }
-
-    #[test]
-    fn addresses_are_read_back() {
-        for text in ["10.0.0.1:80", "[fd00::1:2]:65535", "0.0.0.0:0"] {
-            let address: SocketAddr = text.parse().unwrap();
-            assert_eq!(SocketAddress::of(&address).address(), Some(address));
-        }
-        assert_eq!(SocketAddress::empty().address(), None);
+        assert!(peeks_from_start(null).is_err());
     }
 }
