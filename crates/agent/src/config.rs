@@ -4,14 +4,15 @@
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use toml::Value;
 
 use crate::blocks::block::Timing;
 use crate::blocks::types::Bounds;
 use crate::io::channel::Address;
 use crate::lane::settings::Settings as LaneSettings;
-use crate::pipe::settings::{Settings as PipeSettings, User};
+use crate::pipe::settings::Settings as PipeSettings;
 use crate::relay::settings::Settings as MountSettings;
-use crate::turbo::settings::{Applications, Settings as TurboSettings};
+use crate::turbo::settings::Settings as TurboSettings;
 
 /// Default path of the configuration file.
 pub const DEFAULT_PATH: &str = "/etc/viola/agent.toml";
@@ -21,6 +22,8 @@ pub const NO_DATANODE: &str = "none";
 
 /// Prefix of the agent's words on the kernel's command line.
 const CMDLINE_PREFIX: &str = "viola.agent.";
+/// Keys whose value is a list; on the kernel's command line it is separated by commas.
+const LISTS: [&str; 4] = ["data", "pipe.files", "pipe.into", "pipe.users"];
 
 /// The configuration with all defaults filled in.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -110,84 +113,23 @@ impl Config {
                 e.message().trim().replace('\n', " ")
             ))
         })?;
-        for word in line.split_whitespace() {
-            if let Some(word) = word.strip_prefix(CMDLINE_PREFIX) {
-                config.set(word)?;
+        let words = line
+            .split_whitespace()
+            .filter_map(|word| word.strip_prefix(CMDLINE_PREFIX));
+        if words.clone().next().is_some() {
+            let mut table: toml::Table = toml::from_str(text).unwrap_or_default();
+            for word in words {
+                set(&mut table, word);
+                config = table.clone().try_into().map_err(|e: toml::de::Error| {
+                    let what = e.message().trim().replace('\n', " ");
+                    ConfigError(format!(
+                        "kernel command line: {CMDLINE_PREFIX}{word}: {what}"
+                    ))
+                })?;
             }
         }
         config.check(origin)?;
         Ok(config)
-    }
-
-    /// Applies one `key=value` of the kernel's command line.
-    fn set(&mut self, word: &str) -> Result<(), ConfigError> {
-        let (key, value) = word.split_once('=').unwrap_or((word, ""));
-        let bad = || {
-            ConfigError(format!(
-                "kernel command line: {CMDLINE_PREFIX}{key} cannot be `{value}`"
-            ))
-        };
-        let number = || value.parse::<u64>().map_err(|_| bad());
-        let small = || value.parse::<u32>().map_err(|_| bad());
-        match key {
-            "channel" => self.channel = value.into(),
-            "data" => self.data = value.split(',').map(PathBuf::from).collect(),
-            "datanode" => self.datanode = value.into(),
-            "quiet_ms" => self.quiet_ms = number()?,
-            "settle_ms" => self.settle_ms = number()?,
-            "hold_mib" => self.hold_mib = number()?,
-            "blocks" => self.blocks = small()?,
-            "names_per_s" => self.names_per_s = small()?,
-            "recheck_s" => self.recheck_s = number()?,
-            "rescan_s" => self.rescan_s = number()?,
-            "status" => self.status = value.into(),
-            "mount" => self.mount.get_or_insert_default().path = value.into(),
-            "port" => self.mount.get_or_insert_default().port = value.into(),
-            "pipe" => {
-                self.pipe.get_or_insert_default().files =
-                    value.split(',').map(PathBuf::from).collect();
-            }
-            "pipe_into" => {
-                self.pipe.get_or_insert_default().into =
-                    value.split(',').map(PathBuf::from).collect();
-            }
-            "pipe_relay" => {
-                self.pipe.get_or_insert_default().relay = value.parse().map_err(|_| bad())?;
-            }
-            "pipe_users" => {
-                self.pipe.get_or_insert_default().users =
-                    value.split(',').map(User::from).collect();
-            }
-            "pipe_socket" => self.pipe.get_or_insert_default().socket = value.into(),
-            "pipe_most" => self.pipe.get_or_insert_default().most = small()?,
-            "turbo" => self.turbo.get_or_insert_default().cpu = small()?,
-            "turbo_applications" => {
-                self.turbo.get_or_insert_default().applications = match value {
-                    "move" => Applications::Move,
-                    "leave" => Applications::Leave,
-                    _ => return Err(bad()),
-                };
-            }
-            "turbo_bandwidth_mbit" => {
-                self.turbo.get_or_insert_default().bandwidth_mbit = small()?;
-            }
-            "turbo_delay_ms" => self.turbo.get_or_insert_default().delay_ms = small()?,
-            "turbo_headroom" => self.turbo.get_or_insert_default().headroom = small()?,
-            "turbo_default_buffers" => {
-                self.turbo.get_or_insert_default().default_buffers =
-                    value.parse().map_err(|_| bad())?;
-            }
-            "lane" => self.lane.get_or_insert_default().nic = value.into(),
-            "lane_bond" => self.lane.get_or_insert_default().bond = value.into(),
-            "lane_port" => self.lane.get_or_insert_default().port = value.into(),
-            "turbo_journal" => self.turbo.get_or_insert_default().journal = value.into(),
-            _ => {
-                return Err(ConfigError(format!(
-                    "kernel command line: unknown key {CMDLINE_PREFIX}{key}"
-                )));
-            }
-        }
-        Ok(())
     }
 
     fn check(&self, origin: &str) -> Result<(), ConfigError> {
@@ -280,6 +222,31 @@ impl Config {
             max_blocks: self.blocks as usize,
             max_names_per_s: self.names_per_s,
         }
+    }
+}
+
+/// Sets the key of a word `KEY=VALUE` of the kernel's command line, such as `pipe.relay=true`.
+fn set(table: &mut toml::Table, word: &str) {
+    let (path, text) = word.split_once('=').unwrap_or((word, ""));
+    let scalar = |text: &str| match (text.parse::<i64>(), text.parse::<bool>()) {
+        (Ok(number), _) => Value::Integer(number),
+        (_, Ok(flag)) => Value::Boolean(flag),
+        _ => Value::String(text.into()),
+    };
+    let value = match LISTS.contains(&path) {
+        true => Value::Array(text.split(',').map(scalar).collect()),
+        false => scalar(text),
+    };
+    match path.split_once('.') {
+        Some((name, key)) => {
+            let inner = table
+                .entry(name)
+                .or_insert_with(|| Value::Table(toml::Table::new()));
+            if let Value::Table(inner) = inner {
+                inner.insert(key.into(), value);
+            }
+        }
+        None => drop(table.insert(path.into(), value)),
     }
 }
 

@@ -175,7 +175,13 @@ pub fn set_buffers(fd: impl AsFd, to: SocketBuffers) -> Result<()> {
     sockopt::set_socket_send_buffer_size_force(&fd, half(to.send))
         .map_err(failed("SO_SNDBUFFORCE"))?;
     set_receive(&fd, to.receive)?;
-    set(fd, libc::SOL_SOCKET, SO_BUF_LOCK, &[to.locked], "SO_BUF_LOCK")
+    set(
+        fd,
+        libc::SOL_SOCKET,
+        SO_BUF_LOCK,
+        &[to.locked],
+        "SO_BUF_LOCK",
+    )
 }
 
 /// Sets the receive buffer. The kernel no longer tunes it.

@@ -8,7 +8,14 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::addr::{SocketAddrArg, SocketAddrLen, SocketAddrOpaque};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recvfrom, sendto,
+    socket_with,
+};
+use viola_handover::set_option;
 
 use crate::{Error, Flow, FlowTable, Result, VmNetns};
 
@@ -60,7 +67,8 @@ impl HoldQueue {
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&from, 2 * MAX_HELD_BYTES);
         let to = packet_socket(tap, 0).map_err(Error::kernel(step))?;
         // the program at the tap passes marked packets; it would send others here again
-        set_mark(&to).map_err(Error::kernel(step))?;
+        set_option(&to, libc::SOL_SOCKET, libc::SO_MARK, &[FROM_HOST_MARK])
+            .map_err(Error::kernel(step))?;
         Ok(Self::from_descriptors([from, to], tap))
     }
 
@@ -143,9 +151,10 @@ impl HoldQueue {
 
     fn flush(&mut self, flow: &Flow, interface: u32) -> usize {
         let packets = self.remove(flow);
+        let to = LinkAddress::new(interface, 0);
         for packet in &packets {
             // TCP retransmits a packet that is lost here
-            let _ = send_packet(self.to.as_fd(), interface, packet);
+            let _ = sendto(&self.to, packet, SendFlags::DONTWAIT, &to);
         }
         packets.len()
     }
@@ -194,110 +203,50 @@ fn parse_endpoints(packet: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
     ))
 }
 
-fn link_address(interface: u32, protocol: u16) -> libc::sockaddr_ll {
-    // SAFETY: all zeros is a valid sockaddr_ll.
-    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-    address.sll_family = libc::AF_PACKET as u16;
-    address.sll_protocol = protocol.to_be();
-    address.sll_ifindex = interface as i32;
-    address
+/// `struct sockaddr_ll`: an interface and a protocol of it.
+struct LinkAddress(libc::sockaddr_ll);
+
+impl LinkAddress {
+    fn new(interface: u32, protocol: u16) -> Self {
+        // SAFETY: all zeros is a valid sockaddr_ll.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = protocol.to_be();
+        address.sll_ifindex = interface as i32;
+        Self(address)
+    }
+}
+
+// SAFETY: the pointer is valid for the structure's size during the call.
+unsafe impl SocketAddrArg for LinkAddress {
+    unsafe fn with_sockaddr<R>(
+        &self,
+        f: impl FnOnce(*const SocketAddrOpaque, SocketAddrLen) -> R,
+    ) -> R {
+        let size = size_of_val(&self.0) as SocketAddrLen;
+        f((&raw const self.0).cast(), size)
+    }
 }
 
 /// Opens a packet socket on one interface of the calling thread's namespace.
 fn packet_socket(interface: u32, protocol: u16) -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     // without a protocol it receives no packets of other interfaces before it is bound
-    // SAFETY: a plain system call; the result is checked.
-    let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a new descriptor that nobody else owns.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    let on: i32 = 1;
-    // SAFETY: the option's value is an int.
-    let done = unsafe {
-        libc::setsockopt(
-            fd,
-            libc::SOL_PACKET,
-            PACKET_VNET_HDR,
-            (&raw const on).cast(),
-            size_of::<i32>() as u32,
-        )
-    };
-    if done < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let address = link_address(interface, protocol);
-    // SAFETY: the address is a sockaddr_ll of the size given.
-    let done = unsafe {
-        libc::bind(
-            fd,
-            (&raw const address).cast(),
-            size_of::<libc::sockaddr_ll>() as u32,
-        )
-    };
-    match done {
-        0 => Ok(socket),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Marks the packets of this socket for the steering program.
-fn set_mark(socket: &OwnedFd) -> io::Result<()> {
-    let mark: u32 = FROM_HOST_MARK;
-    // SAFETY: the option's value is an int.
-    let done = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_MARK,
-            (&raw const mark).cast(),
-            size_of::<u32>() as u32,
-        )
-    };
-    match done {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
+    set_option(&socket, libc::SOL_PACKET, PACKET_VNET_HDR, &[1_i32])?;
+    bind(&socket, &LinkAddress::new(interface, protocol))?;
+    Ok(socket)
 }
 
 /// Length of a packet, and whether this end sent it.
 fn receive_packet(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, bool)> {
-    let mut from = link_address(0, 0);
-    let mut size = size_of::<libc::sockaddr_ll>() as u32;
-    // SAFETY: buffer and address are ours to be written, and of the sizes given.
-    let got = unsafe {
-        libc::recvfrom(
-            socket.as_raw_fd(),
-            buffer.as_mut_ptr().cast(),
-            buffer.len(),
-            libc::MSG_DONTWAIT,
-            (&raw mut from).cast(),
-            &raw mut size,
-        )
+    let (_, got, from) = recvfrom(socket, buffer, RecvFlags::DONTWAIT)?;
+    let Some(from) = from.filter(|from| from.address_family() == AddressFamily::PACKET) else {
+        return Ok((got, false));
     };
-    let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
+    // SAFETY: the family says that the kernel wrote a sockaddr_ll, for which the storage has room and alignment.
+    let from = unsafe { from.as_ptr().cast::<libc::sockaddr_ll>().read() };
     Ok((got, from.sll_pkttype == PACKET_OUTGOING))
-}
-
-fn send_packet(socket: BorrowedFd<'_>, interface: u32, packet: &[u8]) -> io::Result<()> {
-    let to = link_address(interface, 0);
-    // SAFETY: packet and address are of the sizes given.
-    let sent = unsafe {
-        libc::sendto(
-            socket.as_raw_fd(),
-            packet.as_ptr().cast(),
-            packet.len(),
-            libc::MSG_DONTWAIT,
-            (&raw const to).cast(),
-            size_of::<libc::sockaddr_ll>() as u32,
-        )
-    };
-    if sent < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ use crate::error::{StartError, start_error};
 use crate::io::channel::{Address, Channel};
 use crate::io::queue;
 use crate::io::random::random;
-use crate::io::signals::termination_signals;
+use crate::io::signals::{TERMINATION, signal_fd};
 use crate::lane::service::{self as lane, Lane};
 use crate::pipe::{Pipes, Wakeups};
 use crate::relay::Relay;
@@ -148,7 +148,7 @@ impl Agent {
             Watch::new(),
         )?;
         // before the first thread starts, which inherits the signal mask
-        let signals = start_error("signals", termination_signals())?;
+        let signals = start_error("signals", signal_fd(&TERMINATION))?;
         let relay = config.mount.as_ref().map(Relay::start).transpose()?;
         let (outcome_sender, outcomes) = start_error("workers", queue::queue())?;
         let requests = start_error(

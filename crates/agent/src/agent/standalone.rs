@@ -6,7 +6,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::config::Config;
 use crate::error::{StartError, start_error};
-use crate::io::signals::termination_signals;
+use crate::io::signals::{TERMINATION, signal_fd};
 use crate::lane::service::{self as lane, Lane};
 use crate::relay::Relay;
 use crate::status::{self, Report};
@@ -18,7 +18,7 @@ use crate::turbo::service::{self, Turbo};
 /// When another file system is mounted at the mount's path, or another agent runs.
 pub fn run(config: &Config) -> Result<(), StartError> {
     // before the first thread starts, which inherits the signal mask
-    let signals = start_error("signals", termination_signals())?;
+    let signals = start_error("signals", signal_fd(&TERMINATION))?;
     let requests = start_error(
         format!("status socket {}", config.status.display()),
         status::serve(&config.status),

@@ -147,16 +147,9 @@ impl Volume {
 impl Identity {
     /// The identity of the file system that holds `path`.
     pub fn of(path: &std::path::Path) -> std::io::Result<Self> {
-        use std::os::unix::ffi::OsStrExt;
-        let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
-        // SAFETY: all zeros is a valid statfs.
-        let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
-        // SAFETY: the path ends in NUL, and the structure is ours to be written.
-        if unsafe { libc::statfs(path.as_ptr(), &raw mut stat) } < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        // SAFETY: fsid_t is two 32-bit numbers, as long and as plain as eight bytes.
-        let fsid = unsafe { std::mem::transmute::<libc::fsid_t, [u8; 8]>(stat.f_fsid) };
+        let stat = rustix::fs::statfs(path)?;
+        // SAFETY: both are eight bytes of plain integers.
+        let fsid = unsafe { std::mem::transmute::<rustix::fs::Fsid, [u8; 8]>(stat.f_fsid) };
         let size = (stat.f_blocks as u64).saturating_mul(stat.f_bsize as u64);
         Ok(Self { fsid, size })
     }

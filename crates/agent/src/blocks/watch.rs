@@ -8,6 +8,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
+
+use crate::io::handle::Handle;
+
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventMask(u64);
@@ -59,8 +63,8 @@ pub struct DirEntry {
     pub fsid: [u8; 8],
     /// The name; empty when the kernel gives none.
     pub name: String,
-    /// `struct file_handle` of the directory.
-    handle: Vec<u8>,
+    /// Handle of the directory.
+    handle: Handle,
 }
 
 /// One event.
@@ -158,29 +162,7 @@ impl AsFd for Watch {
 impl DirEntry {
     /// Present path of the directory; `mount` is any open directory of the same file system.
     pub fn directory(&self, mount: BorrowedFd<'_>) -> Result<PathBuf> {
-        let flags = libc::O_PATH | libc::O_CLOEXEC | libc::O_DIRECTORY;
-        // the kernel wants the handle aligned
-        let mut aligned = vec![0_u32; self.handle.len().div_ceil(4)];
-        for (word, bytes) in aligned.iter_mut().zip(self.handle.chunks(4)) {
-            let mut four = [0; 4];
-            four[..bytes.len()].copy_from_slice(bytes);
-            *word = u32::from_ne_bytes(four);
-        }
-        // SAFETY: the handle is one that the kernel made, with its own length in front, and all of its
-        // bytes are there (`parse` has checked); the kernel only reads it.
-        let raw = unsafe {
-            libc::syscall(
-                libc::SYS_open_by_handle_at,
-                mount.as_raw_fd(),
-                aligned.as_mut_ptr(),
-                flags,
-            )
-        };
-        if raw < 0 {
-            return Err(Error::last_os_error());
-        }
-        // SAFETY: the descriptor is new and has no other owner.
-        let folder = unsafe { OwnedFd::from_raw_fd(raw as i32) };
+        let folder = self.handle.open(mount, OFlags::PATH | OFlags::DIRECTORY)?;
         std::fs::read_link(format!("/proc/self/fd/{}", folder.as_raw_fd()))
     }
 }
@@ -234,8 +216,10 @@ fn entries(mut bytes: &[u8]) -> Vec<DirEntry> {
             continue;
         };
         let name_at = (INFO_HEADER_BYTES + 8).saturating_add(size as usize);
-        let (Ok(fsid), Some(handle)) = (fsid.try_into(), info.get(INFO_HEADER_BYTES..name_at))
-        else {
+        let content = info.get(INFO_HEADER_BYTES + 8..name_at);
+        let kind = u32_at(info, INFO_HEADER_BYTES + 4).map(u32::cast_signed);
+        let handle = content.zip(kind).and_then(|(c, kind)| Handle::new(kind, c));
+        let (Ok(fsid), Some(handle)) = (fsid.try_into(), handle) else {
             continue;
         };
         let name = info[name_at..]
@@ -246,7 +230,7 @@ fn entries(mut bytes: &[u8]) -> Vec<DirEntry> {
             end,
             fsid,
             name: String::from_utf8_lossy(name).into_owned(),
-            handle: handle.to_vec(),
+            handle,
         });
     }
     entries
@@ -321,7 +305,7 @@ mod tests {
             ]
         );
         assert_eq!(events[0].entries[0].fsid, [1, 2, 3, 4, 5, 6, 7, 8]);
-        assert_eq!(events[0].entries[0].handle.len(), 16);
+        assert_eq!(events[0].entries[0].handle.content().len(), 8);
         assert!(events[1].mask.is_overflow());
     }
 

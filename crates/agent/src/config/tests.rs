@@ -2,6 +2,8 @@
 //! The configuration file, the kernel command line over it, and their errors.
 
 use super::*;
+use crate::pipe::settings::User;
+use crate::turbo::settings::Applications;
 
 fn read(text: &str, line: &str) -> Result<Config, String> {
     Config::read(text, "a.toml", line).map_err(|e| e.to_string())
@@ -35,7 +37,7 @@ fn the_kernel_command_line_wins() {
     assert!(config.mount.is_none() && !config.is_standalone());
     let pipes = read(
         "[pipe]\nmost = 5",
-        "viola.agent.pipe=/srv viola.agent.pipe_users=www-data,7",
+        "viola.agent.pipe.files=/srv viola.agent.pipe.users=www-data,7",
     )
     .unwrap();
     assert!(!pipes.is_standalone());
@@ -50,14 +52,14 @@ fn the_kernel_command_line_wins() {
         ("into=/up", true),
         ("relay=false", false),
     ] {
-        let line = format!("viola.agent.data=/d viola.agent.pipe_{word}");
+        let line = format!("viola.agent.data=/d viola.agent.pipe.{word}");
         let config = read("", &line).unwrap();
         assert_eq!(config.pipes().is_some(), is_used, "{word}");
     }
     let turbo = read(
         "[turbo]\ncpu = 1\nheadroom = 2",
-        "viola.agent.turbo=3 viola.agent.turbo_applications=leave viola.agent.turbo_delay_ms=30 \
-         viola.agent.turbo_bandwidth_mbit=10 viola.agent.turbo_default_buffers=true",
+        "viola.agent.turbo.cpu=3 viola.agent.turbo.applications=leave viola.agent.turbo.delay_ms=30 \
+         viola.agent.turbo.bandwidth_mbit=10 viola.agent.turbo.default_buffers=true",
     )
     .unwrap();
     assert!(turbo.is_standalone());
@@ -71,11 +73,11 @@ fn the_kernel_command_line_wins() {
         ..TurboSettings::default()
     };
     assert_eq!(turbo.turbo, Some(wanted));
-    let lane = read("[lane]\nnic = 'e'", "viola.agent.lane_bond=b9").unwrap();
+    let lane = read("[lane]\nnic = 'e'", "viola.agent.lane.bond=b9").unwrap();
     assert!(lane.is_standalone());
     let lane = lane.lane.unwrap();
     assert_eq!((lane.nic.as_str(), lane.bond.as_str()), ("e", "b9"));
-    let reads = read("[mount]", "viola.agent.port=unix:/p").unwrap();
+    let reads = read("[mount]", "viola.agent.mount.port=unix:/p").unwrap();
     assert!(reads.is_standalone());
     let mount = reads.mount.unwrap();
     assert_eq!(
@@ -133,8 +135,8 @@ fn an_invalid_configuration_gives_one_sentence_with_file_and_key() {
         ),
         (
             "data = ['/d']",
-            "viola.agent.pipe_relay=often",
-            "viola.agent.pipe_relay cannot be `often`",
+            "viola.agent.pipe.relay=often",
+            "viola.agent.pipe.relay=often: invalid type: string",
         ),
         (
             "[pipe]\nfiles = ['/srv']\nmost = 0",
@@ -169,29 +171,29 @@ fn an_invalid_configuration_gives_one_sentence_with_file_and_key() {
         ),
         (
             "",
-            "viola.agent.lane_port=x",
+            "viola.agent.lane.port=x",
             "`port` in [lane]: `x` must be a device",
         ),
         ("[turbo]\ncpus = 1", "", "line 2: unknown field `cpus`"),
         (
             "",
-            "viola.agent.turbo=one",
-            "viola.agent.turbo cannot be `one`",
+            "viola.agent.turbo.cpu=one",
+            "viola.agent.turbo.cpu=one: invalid type: string",
         ),
         (
             "",
-            "viola.agent.turbo_applications=kill",
-            "viola.agent.turbo_applications cannot be `kill`",
+            "viola.agent.turbo.applications=kill",
+            "viola.agent.turbo.applications=kill: unknown variant `kill`",
         ),
         (
             "data = ['/d']",
             "viola.agent.blocks=many",
-            "viola.agent.blocks cannot be `many`",
+            "viola.agent.blocks=many: invalid type: string",
         ),
         (
             "data = ['/d']",
             "viola.agent.x=1",
-            "unknown key viola.agent.x",
+            "viola.agent.x=1: unknown field `x`",
         ),
     ] {
         let error = read(text, line).unwrap_err();

@@ -5,14 +5,16 @@
 //! |---|---|
 //! | [`channel`] | the byte stream to the host: virtio-serial, serial line, vsock, unix socket |
 //! | [`extents`] | file maps in the form of the protocol |
+//! | [`handle`] | file handles, by which a file is opened without its path |
 //! | [`mounts`] | `/proc/self/mountinfo` |
 //! | [`queue`] | a queue between threads whose receiver can be polled |
 //! | [`random`] | random numbers |
 //! | [`service`] | a service on a thread of its own |
-//! | [`signals`] | signals that end the agent |
+//! | [`signals`] | signals as descriptors |
 
 pub mod channel;
 pub mod extents;
+pub mod handle;
 pub mod mounts;
 pub mod queue;
 pub mod random;

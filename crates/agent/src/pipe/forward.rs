@@ -3,8 +3,10 @@
 //!
 //! Never blocks. Bytes stay in the source's receive queue until the sink has accepted them.
 
-use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
+
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{RecvFlags, SendFlags, recv};
 
 use crate::pipe::life::Sides;
 
@@ -82,7 +84,7 @@ fn step(
             source: true,
             sink: false,
         };
-        let got = match receive(from, &mut buffer[..room], libc::MSG_PEEK) {
+        let got = match receive(from, &mut buffer[..room], RecvFlags::PEEK) {
             Received::Bytes(got) => got,
             Received::Nothing => return stop(Outcome::Empty),
             Received::End => return end(Sides::NONE),
@@ -95,7 +97,7 @@ fn step(
         // peeked just now, and the agent is the only reader
         let mut left = accepted;
         while left > 0 {
-            match receive(from, &mut buffer[..left], libc::MSG_TRUNC) {
+            match receive(from, &mut buffer[..left], RecvFlags::TRUNC) {
                 Received::Bytes(gone) => left -= gone,
                 _ => return end(broken),
             }
@@ -112,45 +114,22 @@ fn step(
     Step { moved, outcome }
 }
 
-/// Receives without blocking. `MSG_PEEK` leaves the bytes in the queue, `MSG_TRUNC` discards them.
-fn receive(from: BorrowedFd<'_>, into: &mut [u8], how: i32) -> Received {
-    let flags = how | libc::MSG_DONTWAIT;
-    loop {
-        // SAFETY: the kernel writes at most `into.len()` bytes to `into`.
-        let got = unsafe {
-            libc::recv(
-                from.as_raw_fd(),
-                into.as_mut_ptr().cast(),
-                into.len(),
-                flags,
-            )
-        };
-        return match usize::try_from(got) {
-            Ok(0) => Received::End,
-            Ok(got) => Received::Bytes(got),
-            Err(_) => match io::Error::last_os_error().kind() {
-                io::ErrorKind::Interrupted => continue,
-                io::ErrorKind::WouldBlock => Received::Nothing,
-                _ => Received::Broken,
-            },
-        };
+/// Receives without blocking. `PEEK` leaves the bytes in the queue, `TRUNC` discards them.
+fn receive(from: BorrowedFd<'_>, into: &mut [u8], how: RecvFlags) -> Received {
+    match retry_on_intr(|| recv(from, &mut *into, how | RecvFlags::DONTWAIT)) {
+        Ok((_, 0)) => Received::End,
+        Ok((_, got)) => Received::Bytes(got),
+        Err(Errno::AGAIN) => Received::Nothing,
+        Err(_) => Received::Broken,
     }
 }
 
 /// Sends as much as the socket's buffer takes.
-fn send(to: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    loop {
-        // SAFETY: the kernel reads `bytes.len()` bytes from `bytes`.
-        let sent = unsafe { libc::send(to.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) };
-        return match usize::try_from(sent) {
-            Ok(sent) => Ok(sent),
-            Err(_) => match io::Error::last_os_error() {
-                e if e.kind() == io::ErrorKind::Interrupted => continue,
-                e if e.kind() == io::ErrorKind::WouldBlock => Ok(0),
-                e => Err(e),
-            },
-        };
+fn send(to: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    match retry_on_intr(|| rustix::net::send(to, bytes, flags)) {
+        Err(Errno::AGAIN) => Ok(0),
+        done => done,
     }
 }
 

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, makedev, statx};
@@ -20,6 +20,7 @@ use viola_proto::pipe::PipeId;
 
 use super::reason::Reason;
 use crate::clock::Millis;
+use crate::io::signals::signal_fd;
 
 // include/uapi/asm-generic/fcntl.h
 const F_SETOWN_EX: i32 = 15;
@@ -107,24 +108,9 @@ impl Leases {
     /// # Errors
     /// The kernel's error.
     pub fn new() -> io::Result<Self> {
-        // SAFETY: the set is ours and made empty before use; the results are checked.
-        let signals = unsafe {
-            let mut set: libc::sigset_t = std::mem::zeroed();
-            libc::sigemptyset(&raw mut set);
-            libc::sigaddset(&raw mut set, libc::SIGIO);
-            match libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) {
-                0 => {}
-                errno => return Err(io::Error::from_raw_os_error(errno)),
-            }
-            let raw = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
-            if raw < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            OwnedFd::from_raw_fd(raw)
-        };
         Ok(Self {
             files: BTreeMap::new(),
-            signals,
+            signals: signal_fd(&[libc::SIGIO])?,
             now: 0,
         })
     }

@@ -52,15 +52,6 @@ impl Default for Settings {
     }
 }
 
-impl From<&str> for User {
-    fn from(text: &str) -> Self {
-        match text.parse() {
-            Ok(uid) => Self::Uid(uid),
-            Err(_) => Self::Name(text.into()),
-        }
-    }
-}
-
 impl Settings {
     /// Checks that the values are usable.
     ///
@@ -133,7 +124,11 @@ mod tests {
         let passwd = folder.path().join("passwd");
         std::fs::write(&passwd, "www-data:x:33:33::/var/www:\nodd:x:many\n").unwrap();
         let uids = |users: &[&str]| {
-            let users = users.iter().map(|u| User::from(*u)).collect();
+            let user = |user: &&str| match user.parse() {
+                Ok(uid) => User::Uid(uid),
+                Err(_) => User::Name((*user).into()),
+            };
+            let users = users.iter().map(user).collect();
             let settings = Settings {
                 users,
                 ..Settings::default()

@@ -6,13 +6,15 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
 
+use rustix::net::ipproto;
+use rustix::net::sockopt::socket_protocol;
 use viola_handover::{
     SocketBuffers, disconnect_silently, disconnect_with_reset, endpoints, extract_between,
-    from_wire, leave_repair_mode, peeks_from_start, restore_in_place, to_wire,
-    unacknowledged_bytes,
+    from_wire, get_option, leave_repair_mode, peeks_from_start, restore_in_place, set_option,
+    to_wire, unacknowledged_bytes,
 };
 use viola_proto::pipe::Connection;
 
@@ -22,13 +24,10 @@ use super::reason::Reason;
 const SO_ATTACH_FILTER: i32 = 26;
 const SO_DETACH_FILTER: i32 = 27;
 const SO_GET_FILTER: i32 = SO_ATTACH_FILTER;
-const SO_PROTOCOL: i32 = 38;
-/// Since Linux 5.14.
+/// Since Linux 5.14; extracting a connection needs 5.15.
 const SO_NETNS_COOKIE: i32 = 71;
 // include/uapi/linux/tcp.h
 const TCP_ULP: i32 = 31;
-// include/uapi/linux/sockios.h
-const SIOCGSKNS: u64 = 0x894c;
 
 /// A program's TCP socket.
 #[derive(Debug)]
@@ -64,10 +63,12 @@ impl Stream {
     /// protocol (kernel TLS) or a filter.
     pub fn new(socket: OwnedFd) -> Result<Self, Reason> {
         let fd = socket.as_fd();
-        let tcp = int_option(fd, libc::SOL_SOCKET, SO_PROTOCOL) == Ok(Some(libc::IPPROTO_TCP));
-        let bare = option_length(fd, libc::IPPROTO_TCP, TCP_ULP) == Ok(0);
-        let open = option_length(fd, libc::SOL_SOCKET, SO_GET_FILTER) == Ok(0);
-        match tcp && bare && open && is_in_own_netns(fd).unwrap_or(false) {
+        let tcp = socket_protocol(fd) == Ok(Some(ipproto::TCP));
+        // TCP_ULP needs room for the name; SO_GET_FILTER returns the number of instructions when there is no room
+        let bare = get_option(fd, libc::IPPROTO_TCP, TCP_ULP, &mut [0_u8; 16]);
+        let open = get_option::<u8>(fd, libc::SOL_SOCKET, SO_GET_FILTER, &mut []);
+        let plain = bare.is_ok_and(|name| name == 0) && open.is_ok_and(|filter| filter == 0);
+        match tcp && plain && is_in_own_netns(fd) {
             true => Ok(Self {
                 socket,
                 extracted: None,
@@ -215,119 +216,27 @@ fn block_input(fd: BorrowedFd<'_>) -> io::Result<()> {
         len: 1,
         filter: &raw mut nothing,
     };
-    let size = size_of_val(&program) as libc::socklen_t;
-    let from = (&raw const program).cast();
-    // SAFETY: the kernel reads a struct sock_fprog and the one instruction that it points to.
-    match unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_ATTACH_FILTER,
-            from,
-            size,
-        )
-    } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    set_option(fd, libc::SOL_SOCKET, SO_ATTACH_FILTER, &[program])
 }
 
 /// Detaches the filter.
 fn unblock_input(fd: BorrowedFd<'_>) -> io::Result<()> {
-    let none: i32 = 0;
-    let (from, size) = (
-        (&raw const none).cast(),
-        size_of_val(&none) as libc::socklen_t,
-    );
-    // SAFETY: the kernel reads one int, which means nothing to it.
-    match unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_DETACH_FILTER,
-            from,
-            size,
-        )
-    } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// An int option; `None` when its value has another size.
-fn int_option(fd: BorrowedFd<'_>, level: i32, name: i32) -> Result<Option<i32>, i32> {
-    let mut value: i32 = 0;
-    let mut size = size_of_val(&value) as libc::socklen_t;
-    let (to, length) = ((&raw mut value).cast(), &raw mut size);
-    // SAFETY: the kernel writes at most one int to `value`, and to `size` how much of it.
-    match unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, to, length) } {
-        0 => Ok((size == 4).then_some(value)),
-        _ => Err(io::Error::last_os_error().raw_os_error().unwrap_or(0)),
-    }
-}
-
-/// The length of an option's value; for a filter, its number of instructions.
-fn option_length(fd: BorrowedFd<'_>, level: i32, name: i32) -> Result<u32, i32> {
-    let mut bytes = [0_u8; 16];
-    // SO_GET_FILTER returns the count when the buffer is empty; TCP_ULP needs room for the name
-    let mut size = match name {
-        SO_GET_FILTER => 0,
-        _ => bytes.len() as libc::socklen_t,
-    };
-    let (to, length) = (bytes.as_mut_ptr().cast(), &raw mut size);
-    // SAFETY: the kernel writes at most `size` bytes to `bytes`, and to `size` how many there are.
-    match unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, to, length) } {
-        0 => Ok(size),
-        _ => Err(io::Error::last_os_error().raw_os_error().unwrap_or(0)),
-    }
+    set_option(fd, libc::SOL_SOCKET, SO_DETACH_FILTER, &[0_i32])
 }
 
 /// Whether a socket is in the agent's network namespace, whose addresses the host has.
-fn is_in_own_netns(fd: BorrowedFd<'_>) -> io::Result<bool> {
+fn is_in_own_netns(fd: BorrowedFd<'_>) -> bool {
     thread_local! {
-        static HERE: Option<u64> = own_netns_cookie();
+        static HERE: Option<u64> = UnixDatagram::unbound().ok().and_then(|s| netns_cookie(s.as_fd()));
     }
-    match (HERE.with(|here| *here), netns_cookie(fd)) {
-        (Some(here), Some(there)) => Ok(here == there),
-        _ => is_in_own_netns_by_inode(fd),
-    }
+    netns_cookie(fd).is_some_and(|there| HERE.with(|here| *here) == Some(there))
 }
 
-/// The cookie of a socket's network namespace, which is never reused; `None` on kernels without it.
+/// The cookie of a socket's network namespace, which is never reused.
 fn netns_cookie(fd: BorrowedFd<'_>) -> Option<u64> {
-    let mut value = 0_u64;
-    let mut size = size_of_val(&value) as libc::socklen_t;
-    let (to, length) = ((&raw mut value).cast(), &raw mut size);
-    // SAFETY: the kernel writes at most the eight bytes of `value`, and to `size` how many.
-    let done = unsafe {
-        libc::getsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_NETNS_COOKIE,
-            to,
-            length,
-        )
-    };
-    (done == 0 && size == 8).then_some(value)
-}
-
-/// The cookie of the calling thread's network namespace.
-fn own_netns_cookie() -> Option<u64> {
-    let socket = std::os::unix::net::UnixDatagram::unbound().ok()?;
-    netns_cookie(socket.as_fd())
-}
-
-/// As [`is_in_own_netns`], by the inode of the namespace.
-fn is_in_own_netns_by_inode(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    // SAFETY: this request takes nothing and gives a new descriptor, which is checked.
-    let raw = unsafe { libc::ioctl(fd.as_raw_fd(), SIOCGSKNS as _) };
-    if raw < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is new and has no other owner.
-    let theirs: std::fs::File = unsafe { OwnedFd::from_raw_fd(raw) }.into();
-    let ours = std::fs::metadata("/proc/thread-self/ns/net")?;
-    Ok(theirs.metadata()?.ino() == ours.ino())
+    let mut cookie = [0_u64];
+    let size = get_option(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut cookie).ok()?;
+    (size == 8).then_some(cookie[0])
 }
 
 #[cfg(test)]
@@ -365,23 +274,18 @@ mod tests {
         let other = viola_netdev::Netns::new().unwrap();
         let there = other.tcp_socket([127, 0, 0, 1].into()).unwrap();
         let here = TcpListener::bind("127.0.0.1:0").unwrap();
-        for is in [is_in_own_netns, is_in_own_netns_by_inode] {
-            assert!(is(here.as_fd()).unwrap());
-            assert!(!is(there.as_fd()).unwrap());
-        }
+        assert!(is_in_own_netns(here.as_fd()));
+        assert!(!is_in_own_netns(there.as_fd()));
     }
 
     #[test]
     fn a_socket_with_a_peek_offset_is_no_source() {
         let (mut client, server) = pair("127.0.0.1:0", "127.0.0.1");
         let five: i32 = 5;
-        let (from, size) = ((&raw const five).cast(), 4);
-        // SAFETY: the kernel reads one int.
-        let done =
-            unsafe { libc::setsockopt(server.as_raw_fd(), libc::SOL_SOCKET, 42, from, size) };
+        let done = set_option(&server, libc::SOL_SOCKET, 42, &[five]);
         let again = |stream: &TcpStream| stream.try_clone().unwrap().into();
-        if done != 0 {
-            return; // Linux 6.8 has no such int_option
+        if done.is_err() {
+            return; // Linux 6.8 has no such option
         }
         assert_eq!(
             Stream::source(again(&server)).unwrap_err(),

@@ -2,10 +2,11 @@
 //! The FUSE device and its mount.
 
 use std::ffi::CString;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+
+use rustix::mount::{MountFlags, UnmountFlags, unmount};
 
 use crate::io::mounts;
 
@@ -34,17 +35,6 @@ pub enum FuseEvent<'a> {
     Unmounted,
 }
 
-fn path_of(path: &Path) -> io::Result<CString> {
-    CString::new(path.as_os_str().as_bytes()).map_err(|_| ErrorKind::InvalidInput.into())
-}
-
-fn check(result: libc::c_int) -> io::Result<()> {
-    match result {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// Unmounts what a killed agent has left at `path`.
 ///
 /// # Errors
@@ -69,9 +59,10 @@ pub fn remove_stale(path: &Path) -> io::Result<()> {
 }
 
 fn detach(path: &Path) -> io::Result<()> {
-    let path = path_of(path)?;
-    // SAFETY: the path is a string that lives through the call.
-    check(unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW) })
+    Ok(unmount(
+        path,
+        UnmountFlags::DETACH | UnmountFlags::NOFOLLOW,
+    )?)
 }
 
 impl Fuse {
@@ -94,19 +85,15 @@ impl Fuse {
             "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other",
             device.as_raw_fd()
         );
-        let (target, options) = (path_of(path)?, CString::new(options)?);
-        let kind = CString::new(FS_TYPE)?;
-        let flags = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOATIME;
-        // SAFETY: all four are strings that live through the call.
-        check(unsafe {
-            libc::mount(
-                c"viola".as_ptr(),
-                target.as_ptr(),
-                kind.as_ptr(),
-                flags,
-                options.as_ptr().cast(),
-            )
-        })?;
+        let flags =
+            MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
+        rustix::mount::mount(
+            "viola",
+            path,
+            FS_TYPE,
+            flags,
+            CString::new(options)?.as_c_str(),
+        )?;
         Ok(Self {
             device,
             path: path.to_owned(),

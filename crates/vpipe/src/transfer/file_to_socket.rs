@@ -2,18 +2,23 @@
 //! Sends a part of a VM's file from its disk image to a socket.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use rustix::fs::sendfile;
+use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
 use viola_extents::CheckedMap;
 use viola_extents::host::{Image, Source};
 
-use super::{StepOutcome, byte_count};
+use super::StepOutcome;
 
 /// Most bytes of one system call: between two of these the thread serves other pipes.
 const MAX_SENDFILE_BYTES: u64 = 1 << 20;
 /// Buffer size for bytes that the image does not have as such: zeros and compressed clusters.
 const COPY_BYTES: usize = 64 << 10;
+
+const SEND_FLAGS: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
 
 static ZEROS: [u8; COPY_BYTES] = [0; COPY_BYTES];
 
@@ -81,51 +86,27 @@ impl FileToSocket {
             let some = left.min(COPY_BYTES as u64) as usize;
             let sent = match source {
                 Source::File { fd, offset, .. } => {
-                    send_file(socket, fd, offset + (self.at - begun), left)
+                    let mut offset = offset + (self.at - begun);
+                    sendfile(socket, fd, Some(&mut offset), left as usize)
                 }
-                Source::Zero { .. } => send(socket, &ZEROS[..some]),
+                Source::Zero { .. } => send(socket, &ZEROS[..some], SEND_FLAGS),
                 Source::Encoded { .. } => {
                     let mut bytes = [0; COPY_BYTES];
                     let got = self.image.read_at(&self.map, self.at, &mut bytes[..some])?;
-                    send(socket, &bytes[..got])
+                    send(socket, &bytes[..got], SEND_FLAGS)
                 }
             };
             match sent {
+                // the file's end
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(sent) => self.at += sent,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(e) => return Err(e),
+                Ok(sent) => self.at += sent as u64,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(e) => return Err(e.into()),
             }
         }
         Ok(true)
     }
-}
-
-/// Sends some bytes; 0 at the file's end.
-fn send_file(
-    socket: BorrowedFd<'_>,
-    file: BorrowedFd<'_>,
-    offset: u64,
-    len: u64,
-) -> io::Result<u64> {
-    let mut at = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let (socket, file, len) = (socket.as_raw_fd(), file.as_raw_fd(), len as usize);
-    // SAFETY: plain descriptors, and the address of an offset that the kernel moves on.
-    byte_count(unsafe { libc::sendfile(socket, file, &raw mut at, len) })
-}
-
-fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<u64> {
-    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-    // SAFETY: the kernel reads `bytes.len()` bytes from `bytes`.
-    byte_count(unsafe {
-        libc::send(
-            socket.as_raw_fd(),
-            bytes.as_ptr().cast(),
-            bytes.len(),
-            flags,
-        )
-    })
 }
 
 #[cfg(test)]

@@ -50,7 +50,3 @@ pub enum TransferError {
     #[error("the disk image failed: {0}")]
     Image(#[source] io::Error),
 }
-
-fn byte_count(result: isize) -> io::Result<u64> {
-    u64::try_from(result).map_err(|_| io::Error::last_os_error())
-}

@@ -7,17 +7,18 @@
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
+
 use super::immutable;
 use crate::io::AGENT_DIR;
+use crate::io::handle::Handle;
 
 /// Name of the notes' directory within [`AGENT_DIR`].
 const NOTES_DIR: &str = "uploads";
-/// `MAX_HANDLE_SZ`
-const MAX_HANDLE_BYTES: usize = 128;
 
 /// The notes of one file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,15 +36,6 @@ impl Note {
     pub fn remove(self) -> io::Result<()> {
         std::fs::remove_file(self.0)
     }
-}
-
-/// `struct file_handle`
-#[repr(C)]
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Handle {
-    size: u32,
-    kind: i32,
-    bytes: [u8; MAX_HANDLE_BYTES],
 }
 
 /// The content of a note's name.
@@ -110,8 +102,9 @@ impl Notes {
 
     fn restore_file(&self, name: &NoteName) -> io::Result<()> {
         let top = File::open(&self.point)?;
-        let file = match name.handle.open(&top) {
-            Ok(file) => file,
+        let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW;
+        let file = match name.handle.open(&top, flags) {
+            Ok(file) => File::from(file),
             // the file was deleted
             Err(e) if e.raw_os_error() == Some(libc::ESTALE) => return Ok(()),
             Err(e) => return Err(e),
@@ -150,10 +143,10 @@ impl Notes {
 
 impl NoteName {
     fn name(&self) -> String {
-        let handle = &self.handle;
-        let bytes = handle.bytes.iter().take(handle.size as usize);
-        let bytes: String = bytes.map(|b| format!("{b:02x}")).collect();
-        format!("{:x}-{:x}-{bytes}-{:x}", self.run, handle.kind, self.size)
+        let content = self.handle.content().iter();
+        let bytes: String = content.map(|b| format!("{b:02x}")).collect();
+        let (run, kind, size) = (self.run, self.handle.kind(), self.size);
+        format!("{run:x}-{kind:x}-{bytes}-{size:x}")
     }
 
     fn read(name: &str) -> Option<Self> {
@@ -161,69 +154,18 @@ impl NoteName {
         let mut number = || u64::from_str_radix(parts.next()?, 16).ok();
         let (run, kind) = (number()?, number()?);
         let digits = parts.next()?;
-        let mut bytes = [0; MAX_HANDLE_BYTES];
-        for (at, byte) in bytes.iter_mut().enumerate().take(digits.len() / 2) {
-            *byte = u8::from_str_radix(digits.get(2 * at..2 * at + 2)?, 16).ok()?;
-        }
+        let bytes = (0..digits.len())
+            .step_by(2)
+            .map(|at| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok())
+            .collect::<Option<Vec<u8>>>()?;
         let size = u64::from_str_radix(parts.next()?, 16).ok()?;
         // the pipe's number only makes the name unique
         parts.next()?;
-        let good =
-            digits.len() <= 2 * MAX_HANDLE_BYTES && digits.len() % 2 == 0 && parts.next().is_none();
-        good.then_some(Self {
+        parts.next().is_none().then_some(Self {
             run,
-            handle: Handle {
-                size: digits.len() as u32 / 2,
-                kind: i32::try_from(kind).ok()?,
-                bytes,
-            },
+            handle: Handle::new(i32::try_from(kind).ok()?, &bytes)?,
             size,
         })
-    }
-}
-
-impl Handle {
-    fn of(file: &File) -> io::Result<Self> {
-        let mut handle = Self {
-            size: MAX_HANDLE_BYTES as u32,
-            kind: 0,
-            bytes: [0; MAX_HANDLE_BYTES],
-        };
-        let (mut mount, empty) = (0_i32, c"");
-        // SAFETY: the path is empty and ends in NUL; the kernel writes at most `size` bytes behind the head of `handle`, for
-        // which it has room, and one int to `mount`.
-        let done = unsafe {
-            libc::syscall(
-                libc::SYS_name_to_handle_at,
-                file.as_raw_fd(),
-                empty.as_ptr(),
-                &raw mut handle,
-                &raw mut mount,
-                libc::AT_EMPTY_PATH,
-            )
-        };
-        match done {
-            0 => Ok(handle),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-
-    fn open(&self, top: &File) -> io::Result<File> {
-        let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOFOLLOW;
-        // SAFETY: the kernel reads a struct file_handle of `size` bytes, which `self` is laid out as and has room for.
-        let raw = unsafe {
-            libc::syscall(
-                libc::SYS_open_by_handle_at,
-                top.as_raw_fd(),
-                std::ptr::from_ref(self),
-                flags,
-            )
-        };
-        if raw < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is new and has no other owner.
-        Ok(unsafe { File::from_raw_fd(raw as i32) })
     }
 }
 
@@ -233,10 +175,7 @@ mod tests {
 
     #[test]
     fn a_note_name_is_read_back() {
-        let mut bytes = [0; MAX_HANDLE_BYTES];
-        bytes[..3].copy_from_slice(&[1, 0xff, 7]);
-        let (size, kind) = (3, 1);
-        let handle = Handle { size, kind, bytes };
+        let handle = Handle::new(1, &[1, 0xff, 7]).unwrap();
         let (run, size) = (u64::MAX, 4097);
         let note = NoteName { run, handle, size };
         let name = format!("{}-9", note.name());
