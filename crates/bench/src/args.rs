@@ -19,7 +19,7 @@ pub const PROGRAM: &str = "viola-lab";
     propagate_version = true,
     disable_help_subcommand = true
 )]
-#[command(after_long_help = viola_cli::usage::EXIT_STATUS)]
+#[command(after_long_help = viola_cli::after_help!())]
 pub struct Args {
     /// The subcommand.
     #[command(subcommand)]

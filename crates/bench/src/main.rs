@@ -7,6 +7,7 @@
 //! | `lab` | guests to play with |
 //! | `demo` | what `make run` shows |
 //! | `slices`, `turbo`, `scx`, `vread`, `vpipe`, `copies`, `backlog`, `lanes`, `papers`, `daemon`, `sim` | one benchmark each |
+//! | `charts` | charts of the page of `demo` |
 //! | `harness` | what they share: sides, rows with goals, the file of results |
 
 // `make run` leaves the benchmarks out.
@@ -17,6 +18,7 @@ mod args;
 mod backlog;
 #[cfg(feature = "benches")]
 mod benches;
+mod charts;
 #[cfg(feature = "benches")]
 mod copies;
 #[cfg(feature = "benches")]

@@ -8,15 +8,18 @@ use clap::Parser;
 
 use crate::error::Failure;
 
-/// The end of each program's long help.
-pub const EXIT_STATUS: &str = "\
-Exit status:
-  0  done
-  1  the command failed
-  2  wrong usage or configuration; nothing was changed
-
-Environment:
-  NO_COLOR  no colours, even on a terminal";
+/// The end of a program's long help: exit statuses and environment, with the variables of this program.
+#[macro_export]
+macro_rules! after_help {
+    ($($variable:literal)*) => {
+        concat!(
+            "Exit status:\n  0  done\n  1  the command failed\n  2  wrong usage or configuration; nothing was changed\n\n",
+            "Environment:\n  ",
+            $($variable, "\n  ",)*
+            "NO_COLOR      no colours, even on a terminal"
+        )
+    };
+}
 
 /// Reads the command line of a program.
 ///

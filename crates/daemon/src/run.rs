@@ -12,7 +12,8 @@ use crate::api::server;
 use crate::control::Control;
 use crate::control_loop;
 use crate::host::affinity;
-use crate::host::lock::{self, Lock, LockError};
+use crate::host::files;
+use crate::host::lock::{Lock, LockError};
 use crate::slices::restore;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::log::{self, Level};
@@ -37,7 +38,7 @@ pub fn run(config: &Path, dry_run: bool) -> Outcome {
         ));
     }
     let run_dir = &config.daemon.run_dir;
-    lock::make_dir(run_dir, 0o755)
+    files::make_dir(run_dir, 0o755)
         .map_err(|e| Failure::run(format!("{}: {e}", run_dir.display())))?;
     let lock = Lock::take(run_dir).map_err(|e| match e {
         LockError::Held { .. } => Failure::usage(e),

@@ -155,12 +155,6 @@ impl Pf {
         target.file_name()?.to_str()?.parse().ok()
     }
 
-    /// Whether a device with this PCI address exists.
-    #[must_use]
-    pub fn has_vf(&self, address: &str) -> bool {
-        self.bus(address).exists()
-    }
-
     /// Binds a VF to a driver, or with `None` to the one that the kernel chooses. Does nothing if
     /// the VF has that driver, unless `rebind`.
     ///

@@ -31,22 +31,14 @@ pub use internal::Internal;
     propagate_version = true,
     disable_help_subcommand = true
 )]
-#[command(after_long_help = EXIT_STATUS)]
+#[command(after_long_help = viola_cli::after_help!(
+    "VIOLA_SOCKET  path of the control socket, unless --socket names one"
+))]
 pub struct Viola {
     /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
-
-const EXIT_STATUS: &str = "\
-Exit status:
-  0  done
-  1  the command failed
-  2  wrong usage or configuration; nothing was changed
-
-Environment:
-  VIOLA_SOCKET  path of the control socket, unless --socket names one
-  NO_COLOR      no colours, even on a terminal";
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]

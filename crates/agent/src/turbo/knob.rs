@@ -146,18 +146,6 @@ pub struct Step {
     pub chain: bool,
 }
 
-impl Step {
-    /// The step that undoes it.
-    #[must_use]
-    pub fn inverse(&self) -> Self {
-        Self {
-            old: self.new.clone(),
-            new: self.old.clone(),
-            ..self.clone()
-        }
-    }
-}
-
 impl fmt::Display for Knob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

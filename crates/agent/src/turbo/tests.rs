@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::cpus::Cpus;
-use super::knob::{Knob, MEMBER, TURBO_GROUP};
+use super::knob::{Knob, MEMBER, Step, TURBO_GROUP};
 use super::plan::{Goal, Kind, PARTITION_TYPE, Skips, kind, plan, serves_io};
 use super::settings::{Applications, Settings};
 use super::snapshot::{Cgroup, Irq, Irqbalance, Nic, Snapshot, Task, TurboGroup};
@@ -231,7 +231,8 @@ proptest! {
         let again = plan(&now, &goal, &skips).unwrap();
         prop_assert_eq!(again.steps, Vec::new());
         for step in first.steps.iter().rev() {
-            let back = step.inverse();
+            let (old, new) = (step.new.clone(), step.old.clone());
+            let back = Step { old, new, ..step.clone() };
             now.set(&back.knob, &back.new);
         }
         prop_assert_eq!(now, before);

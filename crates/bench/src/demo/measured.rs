@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use crate::charts::timeline::Stretch;
 use crate::harness::cell::{self, Reading, Times};
 use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::{self, Guests, WEB};
@@ -12,7 +13,6 @@ use crate::harness::side::{Active, Guests as Settings, Side};
 use crate::harness::trace::{self, CoreTrace};
 use viola_cli::error::Outcome;
 use viola_report::stats::Sorted;
-use viola_report::timeline::Stretch;
 
 /// Guests on the core.
 pub const VMS: usize = 4;

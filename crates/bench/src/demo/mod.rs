@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
+use crate::charts::timeline::Stretch;
 use crate::harness::progress::clock;
 use crate::harness::{cell, guests, machine, row};
 use crate::{need_root, turbo};
@@ -20,7 +21,6 @@ use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_cli::table;
 use viola_report::stats::Sorted;
-use viola_report::timeline::Stretch;
 
 /// Options of `demo`.
 #[derive(Debug, Args)]

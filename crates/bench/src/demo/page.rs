@@ -3,12 +3,12 @@
 
 use super::measured::{Measured, SIDES, VMS};
 use super::{Report, rows};
+use crate::charts::{cdf, shares, timeline};
 use crate::harness::guests::names;
 use crate::harness::progress::clock;
 use crate::harness::side::Side;
 use viola_report::html::{self, escape, legend};
 use viola_report::stats::{Sorted, figure, ratio};
-use viola_report::{cdf, shares, timeline};
 
 /// Span of the timelines, ms: one full turn of four 30 ms slices.
 const TIMELINE_MS: f64 = 125.0;
@@ -274,8 +274,8 @@ fn method_section(measured: &Measured, report: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::charts::timeline::Stretch;
     use crate::harness::cell::Reading;
-    use viola_report::timeline::Stretch;
 
     #[test]
     fn the_page_stands_alone_and_shows_every_side() {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use viola_report::timeline::Stretch;
+use crate::charts::timeline::Stretch;
 
 /// Data pages of the ring: 1 MiB holds more than one second at 10,000 switches per second.
 const PAGES: usize = 256;

@@ -15,7 +15,7 @@ use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{DefaultBodyLimit, Extension, Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, patch, post};
+use axum::routing::{MethodRouter, get, patch, post};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
@@ -223,7 +223,15 @@ pub fn router(shared: Arc<Shared>) -> Router {
             "/v1/lanes",
             get(async |s: Server| Answer(Ok(s.view().lanes.clone()))),
         )
-        .route("/v1/lanes/{name}", patch(lane))
+        .route(
+            "/v1/lanes/{name}",
+            changes(|name, change, peer, reply| Request::Lane {
+                name,
+                change,
+                peer,
+                reply,
+            }),
+        )
         .route(
             "/v1/vms",
             get(async |s: Server| Answer(Ok(s.view().vms.clone()))),
@@ -235,7 +243,16 @@ pub fn router(shared: Arc<Shared>) -> Router {
                 ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text)
             }),
         )
-        .route("/v1/vms/{name}", get(show).patch(change))
+        .route(
+            "/v1/vms/{name}",
+            changes(|name, change, peer, reply| Request::Set {
+                name,
+                change,
+                peer,
+                reply,
+            })
+            .get(show),
+        )
         .route(
             "/v1/stop",
             post(async |s: Server, Extension(peer): Extension<Peer>| pause(&s, true, peer).await),
@@ -269,50 +286,27 @@ async fn show(s: Server, name: Result<Path<String>, PathRejection>) -> Answer<Vm
     }))
 }
 
-async fn change(
-    s: Server,
-    Extension(peer): Extension<Peer>,
-    name: Result<Path<String>, PathRejection>,
-    body: Result<Bytes, BytesRejection>,
-) -> Answer<VmReport> {
-    send_change(&s, name, body, |name, change, reply| Request::Set {
-        name,
-        change,
-        peer,
-        reply,
-    })
-    .await
+/// A handler of `PATCH`: sends the change in the body to the control loop.
+fn changes<C, T>(request: fn(String, C, Peer, Reply<T>) -> Request) -> MethodRouter<Arc<Shared>>
+where
+    C: DeserializeOwned + Send + 'static,
+    T: Serialize + Send + 'static,
+{
+    patch(
+        async move |s: Server,
+                    Extension(peer): Extension<Peer>,
+                    name: Result<Path<String>, PathRejection>,
+                    body: Result<Bytes, BytesRejection>| {
+            match read(name, body) {
+                Ok((name, change)) => {
+                    Answer(s.ask(|reply| request(name, change, peer, reply)).await)
+                }
+                Err(refusal) => Answer(Err(refusal)),
+            }
+        },
+    )
 }
 
-async fn lane(
-    s: Server,
-    Extension(peer): Extension<Peer>,
-    name: Result<Path<String>, PathRejection>,
-    body: Result<Bytes, BytesRejection>,
-) -> Answer<Nic> {
-    send_change(&s, name, body, |name, change, reply| Request::Lane {
-        name,
-        change,
-        peer,
-        reply,
-    })
-    .await
-}
-
-/// Sends a change to the loop, if path and body are valid.
-async fn send_change<C: DeserializeOwned, T>(
-    s: &Server,
-    name: Result<Path<String>, PathRejection>,
-    body: Result<Bytes, BytesRejection>,
-    request: impl FnOnce(String, C, Reply<T>) -> Request,
-) -> Answer<T> {
-    match read(name, body) {
-        Ok((name, change)) => Answer(s.ask(|reply| request(name, change, reply)).await),
-        Err(refusal) => Answer(Err(refusal)),
-    }
-}
-
-/// Name and change of a request.
 fn read<T: DeserializeOwned>(
     name: Result<Path<String>, PathRejection>,
     body: Result<Bytes, BytesRejection>,

@@ -7,10 +7,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, mpsc};
 
-use rustix::fs::{Gid, Mode};
+use rustix::fs::Gid;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::api::http::{self, Request, Shared};
+use crate::host::files::bind_private;
 use crate::host::users::group_id;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::log::{self, Level};
@@ -40,10 +41,7 @@ pub fn bind(socket: &Path, group: &str) -> Outcome<UnixListener> {
         Ok(_) => std::fs::remove_file(socket).map_err(fail)?,
     }
     // No other user may connect before owner and mode are set.
-    let before = rustix::process::umask(Mode::from_raw_mode(0o177));
-    let listener = UnixListener::bind(socket);
-    rustix::process::umask(before);
-    let listener = listener.map_err(fail)?;
+    let listener = bind_private(socket).map_err(fail)?;
     listener.set_nonblocking(true).map_err(fail)?;
     match group_id(group) {
         Some(gid) => {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One daemon per run directory: a locked file that names its process.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
@@ -99,15 +99,6 @@ fn read_pid(file: &mut File) -> Option<u32> {
     file.rewind().ok()?;
     file.take(32).read_to_string(&mut text).ok()?;
     text.trim().parse().ok()
-}
-
-/// Creates a directory and its parents, unless they exist.
-pub fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
-    use std::os::unix::fs::DirBuilderExt;
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(mode)
-        .create(path)
 }
 
 #[cfg(test)]

@@ -6,12 +6,14 @@
 //! | `libvirt` | takes events of libvirt |
 //! | `exits`, `process` | notices the end of VMs; kills processes |
 //! | `affinity` | keeps the daemon off the cores of VMs |
+//! | `files` | directories and sockets of the daemon |
 //! | `lock`, `users` | one daemon per run directory; numbers of users and groups |
 //! | `check` | what `viola check` says of kernel, VMs and libvirt |
 
 pub mod affinity;
 pub mod check;
 pub mod exits;
+pub mod files;
 pub mod libvirt;
 pub mod lock;
 pub mod process;

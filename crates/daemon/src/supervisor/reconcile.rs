@@ -185,7 +185,7 @@ impl Supervisor {
         let Some(users) = self.users(&config.vread) else {
             return;
         };
-        if let Err(e) = crate::host::lock::make_dir(&self.dir, 0o700) {
+        if let Err(e) = crate::host::files::make_dir(&self.dir, 0o700) {
             self.log_error(format!("{}: {e}", self.dir.display()));
             return;
         }

@@ -396,7 +396,7 @@ fn read(vm: &Vm, change: &Change) -> Result<Overrides, String> {
 /// Replaces the file: the new one is on the disk before it gets the name.
 fn write(file: &Path, vms: &BTreeMap<String, Overrides>) -> io::Result<()> {
     let dir = file.parent().unwrap_or(Path::new("/"));
-    crate::host::lock::make_dir(dir, 0o700)?;
+    crate::host::files::make_dir(dir, 0o700)?;
     let temporary = file.with_extension("new");
     let json = serde_json::to_vec_pretty(&SettingsFile { vms: vms.clone() })?;
     let mut out = fs::OpenOptions::new()

@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use viola_host::proc;
 use viola_vread::control::{
     AgentStat, Control, ControlError, Order, PeerStat, ReaderStat, Report, Role, VERSION,
-    WorkerSetup, listen,
+    WorkerSetup, listen, socket_pair,
 };
 
+use crate::host::files::bind_private;
 use crate::host::{affinity, process};
 use viola_cli::log::{self, Level};
 
@@ -72,13 +72,7 @@ impl Worker {
     ) -> Result<Self, WorkerError> {
         let start = |e: io::Error| WorkerError::Start(e);
         let listener = listen(path).map_err(start)?;
-        let (ours, theirs) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .map_err(|e| start(e.into()))?;
+        let (ours, theirs) = socket_pair().map_err(start)?;
         let child = Command::new("/proc/self/exe")
             .args(["worker", &role.to_string()])
             .arg(path)
@@ -236,27 +230,13 @@ impl Drop for Started {
     }
 }
 
-/// A pair of sockets, for look-ups between two workers.
-pub fn lookup_pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )?)
-}
-
 /// Binds the socket to which a VM's hypervisor connects. An existing one belongs to a worker that is gone.
 pub fn bind_for_vmm(path: &Path, owner: Option<u32>) -> io::Result<OwnedFd> {
-    use std::os::unix::net::UnixListener;
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         _ => {}
     }
-    let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
-    let listener = UnixListener::bind(path);
-    rustix::process::umask(before);
-    let listener = listener?;
+    let listener = bind_private(path)?;
     if let Some(uid) = owner {
         std::os::unix::fs::chown(path, Some(uid), None)?;
     }

@@ -14,7 +14,7 @@ use rustix::fs::{FileType, Stat};
 use filesystem::Kind;
 pub use refusal::Refusal;
 
-use crate::extent::{DiskName, FileMap};
+use crate::extent::FileMap;
 
 /// Maps files to extents.
 #[derive(Clone, Debug)]
@@ -72,17 +72,6 @@ impl Mapper {
     /// A [`Refusal`] whose text is for the operator.
     pub fn file_extents_for_writing(&self, file: &File) -> Result<FileMap, Refusal> {
         self.map(file, true, true)
-    }
-
-    /// Returns the disk below the file system of an open file or folder, and the offset of the file system's
-    /// partition on it, in bytes.
-    ///
-    /// # Errors
-    /// A [`Refusal`] whose text is for the operator.
-    pub fn disk_of(&self, file: &File) -> Result<(DiskName, u64), Refusal> {
-        filesystem::kind(file)?;
-        let device = self.device(&stat(file)?)?;
-        Ok((device.disk, device.partition.start))
     }
 
     fn map(&self, file: &File, writing: bool, flush: bool) -> Result<FileMap, Refusal> {
@@ -154,10 +143,5 @@ mod tests {
         assert_eq!(refusal("/"), "it is not a regular file");
         assert_eq!(refusal("/dev/null"), "it is not a regular file");
         assert!(refusal("/proc/version").starts_with("its file system is of unknown type 0x9fa0;"));
-        let file = File::open("/proc").unwrap();
-        assert!(matches!(
-            Mapper::new().disk_of(&file),
-            Err(Refusal::FileSystem(_))
-        ));
     }
 }

@@ -9,7 +9,6 @@ mod types;
 
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -148,14 +147,6 @@ impl Image {
     /// Those of [`Image::read`].
     pub fn read_at(&self, map: &CheckedMap, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
         self.read(map, offset, &mut [IoSliceMut::new(buffer)])
-    }
-
-    /// The image's file if the image is raw: its offsets are those of the disk.
-    pub fn raw_fd(&self) -> Option<BorrowedFd<'_>> {
-        match &self.inner {
-            Inner::Raw { file, .. } => Some(file.fd()),
-            Inner::Qcow2 { .. } => None,
-        }
     }
 
     /// Returns the sources of `len` bytes of a file from `offset`, up to the end of the file. Uncompressed qcow2

@@ -193,34 +193,6 @@ impl Inventory {
         Ok(&self.vms)
     }
 
-    /// Reads the threads of one VM again, for the moment after one of them has forked. `None` when the VM has ended or is
-    /// unknown.
-    pub fn refresh_vm(&mut self, id: &VmId) -> Option<&Vm> {
-        let pid = self.vms.iter().find(|vm| vm.id == *id)?.pid;
-        // Only a refresh of the whole host finds kernel threads; keep those found then.
-        let kernel: Vec<Thread> = self
-            .get(id)?
-            .service
-            .iter()
-            .map(|s| s.thread)
-            .filter(|t| t.pid == t.tid && t.pid != pid)
-            .filter(|t| matches!(proc::stat(t.tid), Ok(Some(s)) if s.is_kernel_thread()))
-            .collect();
-        let is_here = match (self.vm_processes.get(&pid), proc::stat(pid)) {
-            (Some(process), Ok(Some(stat))) => {
-                process.identity.is_same_vm(&stat) && !stat.is_dead()
-            }
-            _ => false,
-        };
-        if is_here {
-            self.update(pid, &kernel);
-        } else {
-            self.vm_processes.remove(&pid);
-        }
-        self.build_list();
-        self.get(id)
-    }
-
     /// Records a process that is no VM.
     fn remember(&mut self, stat: &Stat, vhost_owner: Option<Tid>, now: Instant) {
         let new = NonVm::new(stat, vhost_owner, now);

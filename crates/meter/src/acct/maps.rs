@@ -214,13 +214,6 @@ impl CoreView {
         unsafe { (&raw mut (*row).notify_io).write_volatile(u32::from(want)) };
     }
 
-    /// Sets the number of a VM's runnable threads to 0, before another VM gets its index.
-    pub fn reset_runnable(&self, vm: u32) {
-        let row = self.vms.ptr(self.row(vm));
-        // SAFETY: in bounds and mapped writable; one aligned word.
-        unsafe { (&raw mut (*row).runnable).write_volatile(0) };
-    }
-
     /// Chooses the events that wake this core's controller: the next VM that becomes runnable, and each VM that blocks.
     pub fn notify(&self, wake: bool, block: bool) {
         let ctl = self.ctls.ptr(self.cpu);

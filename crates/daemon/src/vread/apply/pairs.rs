@@ -6,10 +6,10 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use viola_vread::control::Order;
+use viola_vread::control::{Order, socket_pair};
 
 use crate::vread::observe::disks::Disk;
-use crate::workers::process::{self, Worker};
+use crate::workers::process::Worker;
 use crate::workers::run_dir;
 use viola_cli::error::chain;
 use viola_cli::log::{self, Level};
@@ -157,7 +157,7 @@ fn introduce(
     };
     let hazards = file(run_dir::hazards(dir, name)).map_err(Failed::Reader)?;
     let table = file(run_dir::table(dir, id)).map_err(Failed::Agent)?;
-    let (ours, theirs) = process::lookup_pair().map_err(|e| Failed::Reader(e.to_string()))?;
+    let (ours, theirs) = socket_pair().map_err(|e| Failed::Reader(e.to_string()))?;
     let to_agent = Order::Reader {
         name: name.to_owned(),
         pools: pools.to_vec(),

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use viola_vread::control::{Grant, Order, PeerSpec, PeerStat, Role, Secret, Source, WorkerSetup};
+use viola_vread::control::{
+    Grant, Order, PeerSpec, PeerStat, Role, Secret, Source, WorkerSetup, socket_pair,
+};
 
 use super::pairs::{Datanode, Failed, Pairs};
 use super::reader::{Reader, Users};
@@ -16,7 +18,7 @@ use crate::retry::Retry;
 use crate::vms::named;
 use crate::vread::keys::{Identity, host_name};
 use crate::vread::observe::addresses::Addresses;
-use crate::workers::process::{self, Worker};
+use crate::workers::process::Worker;
 use crate::workers::run_dir;
 use viola_cli::error::chain;
 use viola_cli::log::{self, Level};
@@ -417,7 +419,7 @@ fn introduce(
 ) -> Result<(), (Role, String)> {
     let made = |e: std::io::Error| (Role::Peer, format!("memory for a reader: {e}"));
     let memory = viola_vread::peer::new_memory().map_err(made)?;
-    let (ours, theirs) = process::lookup_pair().map_err(made)?;
+    let (ours, theirs) = socket_pair().map_err(made)?;
     let order = Order::Asker {
         reader: name.to_owned(),
         sources: sources.to_vec(),

@@ -110,7 +110,7 @@ impl Reader {
         run_dir::check_socket_path(&control)?;
         run_dir::check_socket_path(&self.socket)?;
         let parent = self.socket.parent().unwrap_or(Path::new("/"));
-        crate::host::lock::make_dir(parent, 0o755)
+        crate::host::files::make_dir(parent, 0o755)
             .map_err(|e| format!("{}: {e}", parent.display()))?;
         let hazards = run_dir::new_hazards(dir, &self.name)
             .map_err(|e| format!("its hazards cannot be made: {e}"))?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Charts of core shares: one bar per side, divided by VM.
 
-use super::svg::{Anchor, Svg};
+use viola_report::svg::{Anchor, Svg};
 
 const WIDTH: f64 = 1080.0;
 const LEFT: f64 = 190.0;

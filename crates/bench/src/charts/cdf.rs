@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Charts of cumulative latency distributions on a logarithmic axis.
 
-use super::stats::{Sorted, figure};
-use super::svg::{Anchor, Svg};
+use viola_report::stats::{Sorted, figure};
+use viola_report::svg::{Anchor, Svg};
 
 const WIDTH: f64 = 520.0;
 const HEIGHT: f64 = 270.0;

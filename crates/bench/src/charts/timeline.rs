@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Timelines of a core: one row per VM that shows when it had the core.
 
-use super::svg::{Anchor, Svg};
+use viola_report::svg::{Anchor, Svg};
 
 const WIDTH: f64 = 1080.0;
 const LEFT: f64 = 90.0;
