@@ -86,6 +86,19 @@ fn talk(one: &mut TcpStream, other: &mut TcpStream) {
     assert_eq!(&five, b"hello");
 }
 
+/// Has the host move `length` bytes from the held source to the sink.
+fn relay(bed: &Bed, pipe: u64, from: &Flow, ends: (&TcpStream, &TcpStream), length: u64) {
+    bed.pipes.hold(pipe, from.guest, from.peer);
+    assert_eq!(bed.reply(), PipeReply::Held { pipe });
+    let spec = PipeSpec {
+        pipe,
+        source: bed.extracted(ends.0),
+        sink: bed.extracted(ends.1),
+        length,
+    };
+    bed.pipes.start(spec).unwrap();
+}
+
 #[test]
 fn a_stream_is_relayed_and_both_connections_continue() {
     let bed = Bed::new("r");
@@ -196,15 +209,7 @@ fn the_end_and_the_reset_of_a_source_are_reported() {
     // The source ends.
     let (mut backend, source, from) = bed.tenant.connect(true);
     let (client, sink, _) = bed.tenant.connect(true);
-    bed.pipes.hold(1, from.guest, from.peer);
-    assert_eq!(bed.reply(), PipeReply::Held { pipe: 1 });
-    let spec = PipeSpec {
-        pipe: 1,
-        source: bed.extracted(&source),
-        sink: bed.extracted(&sink),
-        length: u64::MAX,
-    };
-    bed.pipes.start(spec).unwrap();
+    relay(&bed, 1, &from, (&source, &sink), u64::MAX);
     let receiving = reader(client, 3 << 20);
     let bytes = noise(3 << 20, 8);
     backend.write_all(&bytes).unwrap();
@@ -227,15 +232,7 @@ fn the_end_and_the_reset_of_a_source_are_reported() {
     // The source is reset: only the client's connection comes back.
     let (backend, source, from) = bed.tenant.connect(true);
     let (mut client, mut sink, _) = bed.tenant.connect(true);
-    bed.pipes.hold(2, from.guest, from.peer);
-    assert_eq!(bed.reply(), PipeReply::Held { pipe: 2 });
-    let spec = PipeSpec {
-        pipe: 2,
-        source: bed.extracted(&source),
-        sink: bed.extracted(&sink),
-        length: u64::MAX,
-    };
-    bed.pipes.start(spec).unwrap();
+    relay(&bed, 2, &from, (&source, &sink), u64::MAX);
     rustix::net::sockopt::set_socket_linger(&backend, Some(Duration::ZERO)).unwrap();
     drop(backend);
     let PipeReply::Finished {
@@ -261,15 +258,7 @@ fn a_source_with_megabytes_unread_is_reset_when_the_sink_is_gone() {
     let bed = Bed::capped("m", Some(MIB));
     let (backend, source, from) = bed.tenant.connect(true);
     let (client, sink, _) = bed.tenant.connect(true);
-    bed.pipes.hold(1, from.guest, from.peer);
-    assert_eq!(bed.reply(), PipeReply::Held { pipe: 1 });
-    let spec = PipeSpec {
-        pipe: 1,
-        source: bed.extracted(&source),
-        sink: bed.extracted(&sink),
-        length: u64::MAX,
-    };
-    bed.pipes.start(spec).unwrap();
+    relay(&bed, 1, &from, (&source, &sink), u64::MAX);
     backend.set_nonblocking(true).unwrap();
     let piece = noise(1 << 20, 3);
     let (mut said, mut taken) = (0, 0);

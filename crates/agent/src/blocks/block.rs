@@ -413,4 +413,4 @@ impl<M: PartialEq> Block<M> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -3,7 +3,7 @@
 
 use super::*;
 
-const T: Timing = Timing {
+pub(crate) const T: Timing = Timing {
     quiet: 3000,
     settle: 500,
     recheck: 60_000,

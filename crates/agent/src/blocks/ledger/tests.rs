@@ -9,16 +9,8 @@ use proptest::prelude::*;
 use viola_proto::agent::{BlockKey, FileMap};
 
 use super::*;
+use crate::blocks::block::tests::T;
 use crate::blocks::types::FileId;
-
-const T: Timing = Timing {
-    quiet: 3000,
-    settle: 500,
-    recheck: 60_000,
-    repeat: 2000,
-    answer_timeout: 10_000,
-    retry: 5000,
-};
 
 const LIMITS: Limits = Limits {
     blocks: 4,
