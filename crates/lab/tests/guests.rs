@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use support::{Bench, ONE, TWO, boot, core, gone, interfaces, paths, session, turn, wait_for};
 use viola_lab::load::{
-    Http, Ping, TcpBulk, TcpRr, UdpFlood, http, ping, tcp_rr, tcp_stream, udp_flood,
+    Arrivals, Http, Ping, TcpBulk, TcpRr, UdpFlood, http, ping, tcp_rr, tcp_stream, udp_flood,
 };
 use viola_lab::wire::{Pattern, Workload};
 use viola_lab::{Error, Lab, Spec};
@@ -131,22 +131,41 @@ fn nginx_echo_and_sink_serve_the_host() {
 
     let options = Http {
         requests: 30,
-        concurrency: 3,
+        connections: 3,
         ..Http::default()
     };
     let result = http(&bench.lab, address, &options).unwrap();
     assert_eq!(
-        (result.times.sent, result.times.lost, result.first_failure),
-        (30, 0, None)
+        (result.sent, result.answered, result.first_failure),
+        (30, 30, None)
     );
+    assert_eq!(result.connect_us.len(), 30);
     assert!(
         result
             .connect_us
             .iter()
-            .zip(&result.times.us)
+            .zip(&result.us)
             .all(|(connect, all)| connect < all)
     );
     assert!(guest.stat("nginx").unwrap().units >= 30);
+    let open = Http {
+        arrivals: Arrivals::poisson(200.0),
+        connections: 16,
+        keep_alive: true,
+        limit: Duration::from_millis(500),
+        ..Http::default()
+    };
+    let result = http(&bench.lab, address, &open).unwrap();
+    assert!(
+        (50..=160).contains(&result.planned),
+        "{} requests",
+        result.planned
+    );
+    assert_eq!(
+        (result.answered, result.open, result.first_failure),
+        (result.planned, 0, None)
+    );
+    assert!(result.connect_us.len() < result.planned, "kept connections");
     let wrong = http(
         &bench.lab,
         address,

@@ -30,7 +30,7 @@ pub struct Times {
     pub ping: Duration,
     /// TCP requests of one byte, each sent 2 to 8 ms after the last one.
     pub rr: Duration,
-    /// HTTP requests, each on its own connection.
+    /// HTTP requests in a closed loop, one at a time, each on its own connection.
     pub http: Duration,
 }
 
@@ -69,9 +69,9 @@ pub struct Reading {
     pub ping_lost: usize,
     /// Round trips of one byte on a TCP connection.
     pub rr: Sorted,
-    /// HTTP requests, from connect to the last byte.
+    /// HTTP requests in a closed loop, one at a time, from connect to the last byte.
     pub http: Sorted,
-    /// HTTP requests per second, one at a time.
+    /// Such requests per second.
     pub http_per_s: f64,
     /// Share of the core that each guest got over the whole cell, 0..=1.
     pub shares: Vec<f64>,
@@ -158,8 +158,8 @@ pub fn measure(
                 "a request to the web server failed: {why}"
             )));
         }
-        reading.http = milliseconds(&found.times.us);
-        reading.http_per_s = found.times.rate();
+        reading.http = milliseconds(&found.us);
+        reading.http_per_s = found.rate();
     }
     let mut own = 0.0;
     let used = sampler.vms(&pids)?.since(&before);
@@ -183,13 +183,13 @@ fn foreign_share(shares: &[f64], own: f64) -> f64 {
     (1.0 - shares.iter().sum::<f64>() - own).max(0.0)
 }
 
-fn milliseconds(us: &[f64]) -> Sorted {
+pub(super) fn milliseconds(us: &[f64]) -> Sorted {
     Sorted::new(us.iter().map(|us| us / 1e3).collect())
 }
 
 /// Work units per second of all busy guests together, each by its own clock. A guest may reply late because it waits
 /// for the core, but it reads counter and clock together.
-fn rate(before: &[Option<(u64, f64)>], after: &[Option<(u64, f64)>]) -> Option<f64> {
+pub(super) fn rate(before: &[Option<(u64, f64)>], after: &[Option<(u64, f64)>]) -> Option<f64> {
     let rates: Vec<f64> = before
         .iter()
         .zip(after)

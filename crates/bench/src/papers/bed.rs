@@ -4,7 +4,9 @@
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-use viola_lab::load::{self, Call, Client, ClientNetwork, Http, Ping, TcpBulk, VideoSession};
+use viola_lab::load::{
+    self, Arrivals, Call, Client, ClientNetwork, Http, Ping, Spacing, TcpBulk, VideoSession,
+};
 use viola_lab::media::{HEADER_BYTES, Quality, Stream};
 use viola_lab::wire::{Pattern, Workload};
 use viola_lab::{Delay, Guest, WanClient};
@@ -126,15 +128,18 @@ impl TestBed {
             Experiment::TcpWan => self.tcp(remote(Delay::constant(WAN)), times.wan),
             Experiment::Apache => {
                 let http = Http {
-                    rate: Some(RATE.into()),
-                    concurrency: MAX_IN_FLIGHT,
+                    arrivals: Arrivals::Open {
+                        rate: RATE.into(),
+                        spacing: Spacing::Even,
+                    },
+                    connections: MAX_IN_FLIGHT,
                     ..requests(times.apache, client)
                 };
                 self.apache(remote(REMOTE), &http)
             }
             Experiment::ApacheMost => {
                 let http = Http {
-                    concurrency: CLIENTS,
+                    connections: CLIENTS,
                     ..requests(times.apache, client)
                 };
                 let mut found = self.apache(remote(REMOTE), &http)?;
@@ -232,17 +237,19 @@ impl TestBed {
         Ok(vec![Some(rate)])
     }
 
-    /// Replies per second, connect times, and times from then to the end of the reply.
+    /// Replies per second, connect times, and times from then to the end of the reply. At a fixed rate (open loop) both
+    /// count from when a request was due.
     fn apache(&self, from: &impl ClientNetwork, options: &Http) -> Outcome<Vec<Option<f64>>> {
         let found = load::http(from, self.address()?, options).map_err(lab_failure)?;
-        if found.times.us.is_empty() {
+        if found.answered == 0 {
             let why = found.first_failure.unwrap_or_default();
             return Err(Failure::run(format!("Apache sent no reply: {why}")));
         }
+        found.check_punctual().map_err(lab_failure)?;
         let connect = average(&found.connect_us).map(|us| us / 1e3);
-        let whole = average(&found.times.us).map(|us| us / 1e3);
+        let whole = average(&found.us[..found.answered]).map(|us| us / 1e3);
         let response = connect.zip(whole).map(|(connect, whole)| whole - connect);
-        Ok(vec![Some(found.times.rate()), connect, response])
+        Ok(vec![Some(found.rate()), connect, response])
     }
 
     /// Upstream jitter; then for one line the downstream jitter, or for several lines the loss in each direction; then

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use viola_host::{CpuSet, attrs, proc};
-use viola_lab::load::{self, Client, Http, Ping, TcpBulk, TcpRr, UdpFlood};
+use viola_lab::load::{self, Arrivals, Client, Http, Ping, TcpBulk, TcpRr, UdpFlood};
 use viola_lab::wire::Workload;
 use viola_lab::{Guest, Lab, Paths, Spec};
 
@@ -335,7 +335,9 @@ impl TestBed {
         }
         let http = Http {
             requests: MAX_REQUESTS,
-            pause: (Duration::from_millis(2), Duration::from_millis(8)),
+            arrivals: Arrivals::Closed {
+                pause: (Duration::from_millis(2), Duration::from_millis(8)),
+            },
             limit: times.answers,
             client,
             ..Http::default()
@@ -348,7 +350,7 @@ impl TestBed {
                 )));
             }
             reading.connect = ms(&found.connect_us);
-            reading.page = ms(&found.times.us);
+            reading.page = ms(&found.us);
         }
         let rr = TcpRr {
             count: MAX_REQUESTS,

@@ -5,6 +5,7 @@
 //! its choice so that it does not compete with the guests, for a bounded number of requests and a
 //! bounded time, and only against addresses in the lab's subnets.
 
+mod arrivals;
 mod http;
 mod media;
 mod ping;
@@ -12,7 +13,8 @@ mod socket;
 mod tcp;
 mod udp;
 
-pub use http::{Http, HttpResult, http};
+pub use arrivals::{Spacing, plan_arrivals};
+pub use http::{Arrivals, Http, HttpResult, MAX_LATE, Summary, http};
 pub use media::{Call, CallResult, VideoResult, VideoSession, call, watch_video};
 pub use ping::{Ping, ping};
 pub use tcp::{TcpBulk, TcpRr, TcpStreamResult, tcp_rr, tcp_stream};
@@ -120,6 +122,10 @@ impl Times {
 pub(crate) fn percentile(values: &[f64], p: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
+    percentile_of_sorted(&sorted, p)
+}
+
+fn percentile_of_sorted(sorted: &[f64], p: f64) -> Option<f64> {
     let rank = (p.clamp(0.0, 100.0) / 100.0 * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied()
 }
@@ -177,9 +183,31 @@ fn failed(what: &str) -> impl Fn(std::io::Error) -> Error {
     move |e| Error::Load(format!("{what}: {e}"))
 }
 
+/// Pseudo-random numbers (xorshift64); the same seed makes the same numbers.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// Uniform from 0 to below 1.
+    pub(crate) fn unit(&mut self) -> f64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Exponential with mean 1.
+    pub(crate) fn exponential(&mut self) -> f64 {
+        -(1.0 - self.unit()).ln()
+    }
+}
+
 /// Random intervals, uniform between two bounds.
 pub(crate) struct Intervals {
-    state: u64,
+    random: Random,
     low: Duration,
     high: Duration,
 }
@@ -187,19 +215,14 @@ pub(crate) struct Intervals {
 impl Intervals {
     pub(crate) fn new(seed: u64, (low, high): (Duration, Duration)) -> Self {
         Self {
-            state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            random: Random::new(seed),
             low,
             high: high.max(low),
         }
     }
 
     pub(crate) fn next(&mut self) -> Duration {
-        // xorshift64
-        self.state ^= self.state << 13;
-        self.state ^= self.state >> 7;
-        self.state ^= self.state << 17;
-        let part = (self.state >> 11) as f64 / (1_u64 << 53) as f64;
-        self.low + (self.high - self.low).mul_f64(part)
+        self.low + (self.high - self.low).mul_f64(self.random.unit())
     }
 }
 
