@@ -25,6 +25,33 @@ pub const OWN_WORK: &str = "set -e; c=/run/groups; \
     echo 1 >$c/own/cpu.idle; echo $$ >$c/own/cgroup.procs; \
     dd if=/dev/urandom of=/dev/null bs=1M 2>/dev/null >&2 & echo $!";
 
+/// Name of the LSVM's own work in user space.
+const OWN: &str = "own";
+/// Name of the web server's workload.
+const NGINX: &str = "nginx";
+
+/// Work of a latency-sensitive guest beside serving.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum OwnWork {
+    /// It sleeps between requests.
+    Nothing,
+    /// Work inside its kernel ([`OWN_WORK`]), which a packet interrupts at once.
+    Kernel,
+    /// A program of the lowest weight, which a packet interrupts only at the guest's next tick (User Mode Linux).
+    Program,
+}
+
+/// What a guest does beside serving.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Busy {
+    Nothing,
+    /// The process in the guest.
+    Kernel(String),
+    Program,
+    /// Duty cycle in percent.
+    Neighbour(u32),
+}
+
 /// Runs a script in a guest, for at most one minute.
 ///
 /// # Errors
@@ -49,11 +76,11 @@ pub fn names(count: usize) -> Vec<String> {
 }
 
 /// Their lab description. `lab/four.toml` is the description of four guests on core 1 with busy neighbours.
-pub fn spec(lab: &str, count: usize, core: usize) -> Outcome<Spec> {
+pub fn spec(lab: &str, count: usize, cores: &[usize]) -> Outcome<Spec> {
     let mut text = format!("[lab]\nname = \"{lab}\"\n");
     for name in names(count) {
         text.push_str(&format!(
-            "\n[[guest]]\nname = \"{name}\"\ncores = [{core}]\n"
+            "\n[[guest]]\nname = \"{name}\"\ncores = {cores:?}\n"
         ));
         if name == WEB {
             text.push_str(
@@ -66,23 +93,26 @@ pub fn spec(lab: &str, count: usize, core: usize) -> Outcome<Spec> {
 
 /// Boots them.
 pub fn boot(lab: &str, count: usize, core: usize) -> Outcome<Guests> {
-    boot_spec(&spec(lab, count, core)?, core)
+    boot_spec(&spec(lab, count, &[core])?, core)
+}
+
+/// The core beside that of the guests, for the load.
+pub fn other_core(core: usize) -> Outcome<usize> {
+    let allowed = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
+    let other = (0..rustix::thread::CpuSet::MAX_CPU).find(|c| *c != core && allowed.is_set(*c));
+    Ok(other.unwrap_or(0))
 }
 
 /// Boots guests that may differ from those of [`spec`], for example in memory.
 pub fn boot_spec(spec: &Spec, core: usize) -> Outcome<Guests> {
     let paths = Paths::find().map_err(lab_failure)?;
     let lab = Lab::up(spec, &paths).map_err(lab_failure)?;
-    let allowed = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
-    let load_core = (0..rustix::thread::CpuSet::MAX_CPU)
-        .find(|c| *c != core && allowed.is_set(*c))
-        .unwrap_or(0);
     Ok(Guests {
         lab,
         core,
-        load_core,
-        duties: vec![0; spec.guests.len().saturating_sub(1)],
-        own_work: None,
+        load_core: other_core(core)?,
+        busy: vec![Busy::Nothing; spec.guests.len()],
+        servers: 1,
     })
 }
 
@@ -94,10 +124,10 @@ pub struct Guests {
     pub core: usize,
     /// Core of the load generator.
     pub load_core: usize,
-    /// Duty cycle of each neighbour in percent; 0 if idle.
-    duties: Vec<u32>,
-    /// Process in the web server that does its own work.
-    own_work: Option<String>,
+    /// What each guest does beside serving.
+    busy: Vec<Busy>,
+    /// Guests with a web server, from the first on.
+    servers: usize,
 }
 
 impl Guests {
@@ -119,65 +149,116 @@ impl Guests {
 
     /// Makes the web server busy with its own work or not, and all others busy for `duty` percent of the time.
     pub fn keep_busy(&mut self, web: bool, duty: u32) -> Outcome {
-        self.keep_last_busy(web, self.duties.len(), duty)
+        self.keep_last_busy(web, self.busy.len() - 1, duty)
     }
 
     /// As [`Guests::keep_busy`], but only the last `count` guests are busy.
     pub fn keep_last_busy(&mut self, web: bool, last: usize, duty: u32) -> Outcome {
-        let idle = self.duties.len().saturating_sub(last);
-        match (web, self.own_work.take()) {
-            (true, None) => self.own_work = Some(self.shell(OWN_WORK)?),
-            (false, Some(pid)) => drop(self.shell(&format!("kill {pid}"))?),
-            (_, unchanged) => self.own_work = unchanged,
+        let first = self.busy.len().saturating_sub(last);
+        let own = match web {
+            true => OwnWork::Kernel,
+            false => OwnWork::Nothing,
+        };
+        self.set_busy(0, own, 0)?;
+        for index in 1..self.busy.len() {
+            let duty = if index < first { 0 } else { duty };
+            self.set_busy(index, OwnWork::Nothing, duty)?;
         }
-        let others = self.lab.guests()[1..].iter().zip(&mut self.duties);
-        for (index, (guest, now)) in others.enumerate() {
-            let duty = if index < idle { 0 } else { duty };
-            if *now == duty {
-                continue;
-            }
-            if *now > 0 {
-                guest.stop(HOG).map_err(lab_failure)?;
-                *now = 0;
-            }
-            if duty > 0 {
-                guest
-                    .start(HOG, Workload::hog_duty(duty, PERIOD))
-                    .map_err(lab_failure)?;
-                *now = duty;
+        Ok(())
+    }
+
+    /// The first `ls` guests serve and have `own` work; all others are busy for `duty` percent of the time.
+    pub fn serve(&mut self, ls: usize, own: OwnWork, duty: u32) -> Outcome {
+        for guest in self.lab.guests().iter().take(ls).skip(self.servers) {
+            guest.start(NGINX, Workload::nginx()).map_err(lab_failure)?;
+        }
+        self.servers = self.servers.max(ls);
+        for index in 0..self.busy.len() {
+            match index < ls {
+                true => self.set_busy(index, own, 0)?,
+                false => self.set_busy(index, OwnWork::Nothing, duty)?,
             }
         }
         Ok(())
     }
 
+    /// Changes what a guest does beside serving: own work, or that of a neighbour with this duty cycle.
+    fn set_busy(&mut self, index: usize, own: OwnWork, duty: u32) -> Outcome {
+        let guest = &self.lab.guests()[index];
+        let as_it_is = match (&self.busy[index], own) {
+            (Busy::Nothing, OwnWork::Nothing) => duty == 0,
+            (Busy::Kernel(_), OwnWork::Kernel) | (Busy::Program, OwnWork::Program) => true,
+            (Busy::Neighbour(now), OwnWork::Nothing) => *now == duty,
+            _ => false,
+        };
+        if as_it_is {
+            return Ok(());
+        }
+        match std::mem::replace(&mut self.busy[index], Busy::Nothing) {
+            Busy::Nothing => {}
+            Busy::Kernel(pid) => drop(shell(guest, &format!("kill {pid}"))?),
+            Busy::Program => drop(guest.stop(OWN).map_err(lab_failure)?),
+            Busy::Neighbour(_) => drop(guest.stop(HOG).map_err(lab_failure)?),
+        }
+        self.busy[index] = match own {
+            OwnWork::Kernel => Busy::Kernel(shell(guest, OWN_WORK)?.stdout.trim().to_owned()),
+            OwnWork::Program => {
+                guest.start(OWN, nice_hog()).map_err(lab_failure)?;
+                Busy::Program
+            }
+            OwnWork::Nothing if duty > 0 => {
+                guest
+                    .start(HOG, Workload::hog_duty(duty, PERIOD))
+                    .map_err(lab_failure)?;
+                Busy::Neighbour(duty)
+            }
+            OwnWork::Nothing => Busy::Nothing,
+        };
+        Ok(())
+    }
+
     /// Whether at least one guest always wants the core.
     pub fn is_saturated(&self) -> bool {
-        self.duties.contains(&100)
+        self.busy.contains(&Busy::Neighbour(100))
     }
 
-    /// Runs a line in the web server's shell and returns its output.
-    fn shell(&self, line: &str) -> Outcome<String> {
-        Ok(shell(self.web(), line)?.stdout.trim().to_owned())
-    }
-
-    /// Work of the others so far: units of work, and the guest's own time in seconds. `None` for an idle guest.
+    /// Work of the neighbours so far: units of work, and the guest's own time in seconds. `None` for other guests. All
+    /// are asked at once, because each waits for the core before it answers.
     pub fn work(&self) -> Outcome<Vec<Option<(u64, f64)>>> {
-        let guests = self.lab.guests()[1..].iter().zip(&self.duties);
-        guests
-            .map(|(guest, duty)| match duty {
-                0 => Ok(None),
-                _ => guest
-                    .stat(HOG)
-                    .map(|s| Some((s.units, s.up_ms as f64 / 1e3)))
-                    .map_err(lab_failure),
-            })
-            .collect()
+        let ask = |guest: &Guest| {
+            let stat = guest.stat(HOG).map_err(lab_failure)?;
+            Ok((stat.units, stat.up_ms as f64 / 1e3))
+        };
+        std::thread::scope(|scope| {
+            let guests = self.lab.guests()[1..].iter().zip(&self.busy[1..]);
+            let asked: Vec<_> = guests
+                .map(|(guest, busy)| {
+                    matches!(busy, Busy::Neighbour(_)).then(|| scope.spawn(|| ask(guest)))
+                })
+                .collect();
+            let answers = asked.into_iter().map(|asked| {
+                let joined = asked.map(|thread| thread.join()).transpose();
+                joined
+                    .map_err(|_| Failure::run("the thread that asks a guest failed"))?
+                    .transpose()
+            });
+            answers.collect()
+        })
     }
 
     /// Shuts the guests down.
     pub fn down(self) -> Outcome {
         self.lab.down().map_err(lab_failure)
     }
+}
+
+/// A program of the lowest weight that never sleeps.
+fn nice_hog() -> Workload {
+    let mut hog = Workload::hog();
+    if let Workload::Hog { nice, .. } = &mut hog {
+        *nice = 19;
+    }
+    hog
 }
 
 /// The core that the guests share, and the core for the load and all other processes of the benchmark.
@@ -205,7 +286,7 @@ mod tests {
     fn four_toml_describes_the_measured_guests() {
         let text = include_str!("../../../../lab/four.toml");
         let mut play = Spec::from_toml(text, "four.toml", Path::new(".")).unwrap();
-        let measured = spec("four", 4, 1).unwrap();
+        let measured = spec("four", 4, &[1]).unwrap();
         for guest in &mut play.guests[1..] {
             assert_eq!(guest.workloads, [("hog".to_owned(), Workload::hog())]);
             guest.workloads.clear();

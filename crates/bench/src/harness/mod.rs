@@ -3,8 +3,8 @@
 //!
 //! | module | does |
 //! |---|---|
-//! | `side`, `guests`, `spawn`, `program` | sides of a comparison: guests, and the measured daemon |
-//! | `cell` | one measurement of one side |
+//! | `side`, `groups`, `guests`, `spawn`, `program` | sides of a comparison: guests, and the measured daemon |
+//! | `cell`, `load` | one measurement of one side: pings and round trips; HTTP in an open or a closed loop |
 //! | `row`, `result`, `progress` | figures with their goals, the result file, the remaining time |
 //! | `cpu`, `machine`, `trace` | CPU time, the host, context switches |
 //! | `tool`, `folder` | programs and folders of a run |
@@ -12,7 +12,9 @@
 pub mod cell;
 pub mod cpu;
 pub mod folder;
+pub mod groups;
 pub mod guests;
+pub mod load;
 pub mod machine;
 pub mod program;
 pub mod progress;

@@ -14,6 +14,16 @@ use viola_report::table::Table;
 pub enum Goal {
     /// The ratio must not exceed this.
     AtMost(f64),
+    /// The ratio must not exceed the first number, or the figure must not exceed `times` that of `side`, which is the
+    /// limit of what can be reached.
+    AtMostOrNear {
+        /// Most of the ratio.
+        ratio: f64,
+        /// The side that is the limit.
+        side: &'static str,
+        /// Most of the ratio to that side.
+        times: f64,
+    },
     /// The ratio must reach this.
     AtLeast(f64),
     /// The figure itself must not exceed this.
@@ -24,6 +34,9 @@ impl fmt::Display for Goal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AtMost(x) => write!(f, "<= {}", short(*x)),
+            Self::AtMostOrNear { ratio, side, times } => {
+                write!(f, "<= {}, or {} times {side}", short(*ratio), short(*times))
+            }
             Self::AtLeast(x) => write!(f, ">= {}", short(*x)),
             Self::FigureAtMost(x) => write!(f, "figure <= {}", short(*x)),
         }
@@ -106,10 +119,19 @@ impl Row {
         self
     }
 
-    /// Sets the goal. `side` names the side that [`Goal::FigureAtMost`] applies to.
+    /// Sets the goal. `side` names the side whose own figure [`Goal::FigureAtMost`] and [`Goal::AtMostOrNear`] judge.
     pub fn goal(mut self, goal: Goal, side: &str) -> Self {
         let met = match goal {
             Goal::AtMost(x) => self.ratio.map(|r| r <= x),
+            Goal::AtMostOrNear {
+                ratio,
+                side: limit,
+                times,
+            } => {
+                let figures = self.median(side).zip(self.median(limit));
+                let is_near = figures.is_some_and(|(ours, limit)| ours <= times * limit);
+                self.ratio.map(|r| r <= ratio || is_near)
+            }
             Goal::AtLeast(x) => self.ratio.map(|r| r >= x),
             Goal::FigureAtMost(x) => self.median(side).map(|m| m <= x),
         };
@@ -208,6 +230,23 @@ mod tests {
             row().goal(Goal::FigureAtMost(0.5), "viola").goal.as_deref(),
             Some("figure <= 0.5")
         );
+    }
+
+    #[test]
+    fn a_figure_near_the_limit_is_good_enough() {
+        let goal = Goal::AtMostOrNear {
+            ratio: 0.05,
+            side: "alone",
+            times: 1.2,
+        };
+        let met = |alone: Option<f64>| {
+            let row = row().side("alone", alone).against("viola", "stock");
+            row.goal(goal, "viola").met
+        };
+        assert_eq!(met(Some(0.45)), Some(true));
+        assert_eq!(met(Some(0.3)), Some(false));
+        assert_eq!(met(None), Some(false), "only the ratio is left");
+        assert_eq!(goal.to_string(), "<= 0.05, or 1.2 times alone");
     }
 
     #[test]

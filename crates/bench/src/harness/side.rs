@@ -14,6 +14,7 @@ use viola_proto::{Stage, Status};
 
 use super::cpu::{self, CpuSample};
 use super::folder::Folder;
+use super::groups::Groups;
 use super::spawn;
 use viola_cli::client::Client;
 use viola_cli::error::{Failure, Outcome};
@@ -62,9 +63,9 @@ pub fn slice(us: u32) -> String {
 /// Settings of the guests, the same on every side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guests {
-    /// Core that the guests share.
-    pub core: usize,
-    /// Indices of the latency-sensitive guests.
+    /// Cores that the guests share.
+    pub cores: Vec<usize>,
+    /// Names of the latency-sensitive guests.
     pub ls: Vec<String>,
     /// Weights that differ from the default of 256.
     pub weights: Vec<(String, u32)>,
@@ -73,10 +74,10 @@ pub struct Guests {
 }
 
 impl Guests {
-    /// Equal weights; the first guest is latency-sensitive.
+    /// Equal weights on one core; the first guest is latency-sensitive.
     pub fn equal(core: usize, first: &str) -> Self {
         Self {
-            core,
+            cores: vec![core],
             ls: vec![first.into()],
             weights: Vec::new(),
             caps: Vec::new(),
@@ -91,13 +92,14 @@ impl Guests {
             _ => ("credit", String::new()),
         };
         let at = |name: &str| format!("{:?}", folder.join(name).display().to_string());
+        let cores: Vec<String> = self.cores.iter().map(ToString::to_string).collect();
         let mut text = format!(
             "[daemon]\nsocket = {}\nrun_dir = {}\nstate_dir = {}\n\n\
              [slices]\ncores = \"{}\"\nmechanism = \"slots\"\nmode = \"{mode}\"\n",
             at("viola.sock"),
             at("run"),
             at("state"),
-            self.core
+            cores.join(",")
         );
         if let Side::Turbo(core) = side {
             text.push_str(&format!(
@@ -137,6 +139,7 @@ pub struct Active {
 enum ActiveSide {
     Nothing,
     Weight(u32),
+    Groups(Groups),
     Daemon(Daemon),
 }
 
@@ -145,7 +148,13 @@ impl Active {
     pub fn start(side: Side, guests: &Guests, lab: &Lab) -> Outcome<Self> {
         let pids: Vec<u32> = lab.guests().iter().map(viola_lab::Guest::pid).collect();
         let hold = match side {
-            Side::Stock => ActiveSide::Nothing,
+            Side::Stock if guests.weights.is_empty() && guests.caps.is_empty() => {
+                ActiveSide::Nothing
+            }
+            Side::Stock => {
+                let groups = Groups::limited(lab.guests(), &guests.weights, &guests.caps)?;
+                ActiveSide::Groups(groups)
+            }
             Side::StockTimes4 => {
                 let first = guests
                     .ls
@@ -185,6 +194,7 @@ impl Active {
     pub fn stop(mut self) -> Outcome {
         match std::mem::replace(&mut self.hold, ActiveSide::Nothing) {
             ActiveSide::Nothing => {}
+            ActiveSide::Groups(groups) => drop(groups),
             ActiveSide::Weight(pid) => set_weight(pid, 0)?,
             ActiveSide::Daemon(mut daemon) => daemon.stop()?,
         }
@@ -275,12 +285,12 @@ impl Daemon {
             client,
             folder,
         };
-        daemon.wait(guests.core, names)?;
+        daemon.wait(&guests.cores, names)?;
         Ok(daemon)
     }
 
     /// Waits until the daemon schedules all guests.
-    fn wait(&mut self, core: usize, names: &[&str]) -> Outcome {
+    fn wait(&mut self, cores: &[usize], names: &[&str]) -> Outcome {
         let started = Instant::now();
         let mut last = String::from("the daemon does not answer");
         while started.elapsed() < DAEMON_TIMEOUT {
@@ -292,13 +302,16 @@ impl Daemon {
                 )));
             }
             if let Ok(status) = self.client.get::<Status>("/status") {
-                let core = status.cores.iter().find(|c| c.cpu as usize == core);
-                let all = |vms: &[String]| names.iter().all(|name| vms.iter().any(|vm| vm == name));
-                if status.stage == Stage::Running && core.is_some_and(|c| c.managed && all(&c.vms))
-                {
+                let listed = status
+                    .cores
+                    .iter()
+                    .filter(|c| cores.contains(&(c.cpu as usize)));
+                let (managed, others): (Vec<_>, Vec<_>) = listed.partition(|c| c.managed);
+                let has = |name: &&str| managed.iter().any(|c| c.vms.iter().any(|vm| vm == name));
+                if status.stage == Stage::Running && names.iter().all(has) {
                     return Ok(());
                 }
-                last = match core.filter(|c| !c.managed) {
+                last = match others.first() {
                     Some(core) if status.stage == Stage::Running => core.why.clone(),
                     _ => status.why.clone(),
                 };
@@ -388,7 +401,7 @@ mod tests {
     #[test]
     fn a_side_is_a_configuration_that_the_daemon_takes() {
         let guests = Guests {
-            core: 1,
+            cores: vec![1],
             ls: vec!["web".into(), "vm2".into()],
             weights: vec![("web".into(), 512)],
             caps: vec![("vm3".into(), 20)],
@@ -407,6 +420,16 @@ mod tests {
             (Some(300_000), None)
         );
         assert_eq!((vm("vm3").class, vm("vm3").cap), (None, Some(Some(200))));
+    }
+
+    #[test]
+    fn guests_may_share_two_cores() {
+        let guests = Guests {
+            cores: vec![0, 1],
+            ..Guests::equal(1, "web")
+        };
+        let cores = config(&guests, Side::Viola(300)).slices.cores;
+        assert_eq!(cores.iter().collect::<Vec<_>>(), [0, 1]);
     }
 
     #[test]

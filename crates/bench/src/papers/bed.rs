@@ -67,7 +67,7 @@ pub struct TestBed {
 impl TestBed {
     /// Boots the guests and starts the servers of all experiments.
     pub fn boot(vms: usize, core: usize) -> Outcome<Self> {
-        let mut spec = guests::spec("bench-papers", vms, core)?;
+        let mut spec = guests::spec("bench-papers", vms, &[core])?;
         spec.guests
             .iter_mut()
             .for_each(|of| of.memory = MEMORY_BYTES);

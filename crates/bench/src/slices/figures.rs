@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rows from readings: every figure, every microslice, and the goals (issue "viola stands up", Bars).
+//! Rows of the groups: every figure, every microslice, and the goals (issues "viola stands up" and 23, Bars). Every
+//! latency has a goal, also where stock is expected to win.
 
 use std::collections::BTreeMap;
 
@@ -7,6 +8,7 @@ use super::plan::{Group, MICROSLICES, Plan, State};
 use crate::harness::cell::{Reading, fair_shares, points_from};
 use crate::harness::row::{Goal, Row};
 use crate::harness::side::{Side, slice};
+use viola_report::stats::Sorted;
 
 /// Readings by cell and round.
 #[derive(Debug, Default)]
@@ -19,14 +21,54 @@ pub struct Readings {
 /// Selects a figure of a reading.
 type Figure = fn(&Reading) -> Option<f64>;
 
-/// Latencies and their quantiles.
-const LATENCIES: [(&str, Figure, bool); 6] = [
-    ("ping p50", |r| r.ping.median(), true),
-    ("ping p99", |r| r.ping.quantile(0.99), true),
-    ("TCP_RR p50", |r| r.rr.median(), true),
-    ("TCP_RR p99", |r| r.rr.quantile(0.99), true),
-    ("HTTP p50", |r| r.http.median(), false),
-    ("HTTP p99", |r| r.http.quantile(0.99), false),
+/// A latency, with the most of its ratio to stock.
+struct Latency {
+    name: &'static str,
+    figure: Figure,
+    busy: f64,
+    idle: f64,
+    /// Whether it is also compared with the papers' slices and with the guest alone.
+    is_compared: bool,
+}
+
+const fn latency(name: &'static str, figure: Figure, busy: f64, idle: f64) -> Latency {
+    Latency {
+        name,
+        figure,
+        busy,
+        idle,
+        is_compared: true,
+    }
+}
+
+/// A closed loop wants more than the guest's share, so stock, which lets it run ahead, may win a little.
+const fn above_share(name: &'static str, figure: Figure, most: f64) -> Latency {
+    Latency {
+        is_compared: false,
+        ..latency(name, figure, most, most)
+    }
+}
+
+/// The load of the HTTP figures in rows.
+const CLOSED_LOOP: &str = "closed loop 1, no keep-alive";
+const LATENCIES: [Latency; 7] = [
+    latency("ping p50", |r| r.ping.median(), 0.125, 1.1),
+    latency(
+        "ping p99",
+        |r| r.ping.quantile(0.99),
+        1.0 / 12.0,
+        1.0 / 15.0,
+    ),
+    latency("TCP_RR p50", |r| r.rr.median(), 0.125, 1.1),
+    latency(
+        "TCP_RR p99",
+        |r| r.rr.quantile(0.99),
+        1.0 / 12.0,
+        1.0 / 15.0,
+    ),
+    above_share("HTTP p50", |r| r.http.median(), 1.2),
+    above_share("HTTP p90", |r| r.http.quantile(0.9), 1.3),
+    above_share("HTTP p99", |r| r.http.quantile(0.99), 0.7),
 ];
 
 /// Names of the sides in rows.
@@ -61,8 +103,12 @@ impl Readings {
         for (group, states) in &plan.groups {
             for state in states {
                 for us in MICROSLICES {
-                    self.latencies(&mut rows, *group, *state, us);
-                    self.costs(&mut rows, *group, *state, us);
+                    let sides = group.sides(plan.quick);
+                    if sides.contains(&Side::Viola(us)) {
+                        let has_credit = sides.contains(&Side::Credit);
+                        self.latencies(&mut rows, (*group, *state, us), has_credit);
+                        self.costs(&mut rows, *group, *state, us);
+                    }
                 }
             }
         }
@@ -70,15 +116,30 @@ impl Readings {
         rows
     }
 
+    fn of(&self, group: Group, state: State, side: Side) -> &[Reading] {
+        self.cells
+            .get(&(group, state, side))
+            .map_or(&[], Vec::as_slice)
+    }
+
     /// A row with all sides, without ratio and goal.
     fn row(&self, name: &str, unit: &'static str, at: (Group, State, u32), figure: Figure) -> Row {
-        let (group, state, us) = at;
-        let of = |side: Side| {
-            let readings = self
-                .cells
-                .get(&(group, state, side))
-                .map_or(&[][..], Vec::as_slice);
-            readings.iter().filter_map(figure).collect::<Vec<f64>>()
+        let each = |readings: &[Reading]| readings.iter().filter_map(figure).collect();
+        self.row_of(name, unit, at, &each)
+    }
+
+    /// The same, where the figures of a side come from all its readings together.
+    fn row_of(
+        &self,
+        name: &str,
+        unit: &'static str,
+        (group, state, us): (Group, State, u32),
+        figures: &dyn Fn(&[Reading]) -> Vec<f64>,
+    ) -> Row {
+        let of = |side: Side| figures(self.of(group, state, side));
+        let name = match name.starts_with("HTTP") {
+            true => format!("{name}, {CLOSED_LOOP}"),
+            false => name.to_owned(),
         };
         let name = format!("{name}, {}, {}, {}", state.name(), group.name(), slice(us));
         let mut row = Row::new(name, unit)
@@ -88,46 +149,39 @@ impl Readings {
             .side(VIOLA, of(Side::Viola(us)));
         if state == State::Idle {
             let alone = self.alone.get(&group.vms).map_or(&[][..], Vec::as_slice);
-            row = row.side(ALONE, alone.iter().filter_map(figure));
+            row = row.side(ALONE, figures(alone));
         }
         row
     }
 
-    fn latencies(&self, rows: &mut Vec<Row>, group: Group, state: State, us: u32) {
-        for (name, figure, has_goal) in LATENCIES {
-            let at = (group, state, us);
-            let against = |base: &str, suffix: &str| {
-                self.row(&format!("{name}{suffix}"), "ms", at, figure)
-                    .against(VIOLA, base)
+    fn latencies(&self, rows: &mut Vec<Row>, at: (Group, State, u32), has_credit: bool) {
+        let state = at.1;
+        for latency in &LATENCIES {
+            let against = |base: &str, suffix: &str, most: f64| {
+                let name = format!("{}{suffix}", latency.name);
+                let row = self.row(&name, "ms", at, latency.figure);
+                row.against(VIOLA, base).goal(Goal::AtMost(most), VIOLA)
             };
-            let with = |row: Row, goal: Option<Goal>| match goal {
-                Some(goal) => row.goal(goal, VIOLA),
-                None => row,
+            let most = match state {
+                State::Busy => latency.busy,
+                State::Idle => latency.idle,
             };
-            let p50 = name.ends_with("p50");
-            // A microslice of 1 ms trades latency for less overhead, so these goals do not apply.
-            let short = us <= 300;
-            let stock = match (state, p50) {
-                _ if !has_goal => None,
-                (State::Busy, true) => short.then_some(Goal::AtMost(0.125)),
-                (State::Busy, false) => short.then_some(Goal::AtMost(1.0 / 12.0)),
-                (State::Idle, true) => Some(Goal::AtMost(1.1)),
-                (State::Idle, false) => Some(Goal::AtMost(1.0 / 15.0)),
-            };
-            rows.push(with(against(STOCK, ""), stock));
-            if has_goal && state == State::Busy && p50 {
-                rows.push(with(
-                    against(CREDIT, " against 30 ms slices"),
-                    short.then_some(Goal::AtMost(1.0 / 30.0)),
-                ));
+            rows.push(against(STOCK, "", most));
+            let p50 = latency.name.ends_with("p50");
+            if latency.is_compared && has_credit && state == State::Busy && p50 {
+                rows.push(against(CREDIT, " against 30 ms slices", 1.0 / 30.0));
             }
-            if has_goal && state == State::Idle && !p50 {
-                rows.push(with(
-                    against(ALONE, " against alone"),
-                    Some(Goal::AtMost(1.5)),
-                ));
+            if latency.is_compared && state == State::Idle && !p50 {
+                rows.push(against(ALONE, " against alone", 1.5));
             }
         }
+        // A round has too few requests for this one.
+        let pooled = |readings: &[Reading]| -> Vec<f64> {
+            let all = Sorted::pooled(readings.iter().map(|r| &r.http));
+            all.quantile(0.999).into_iter().collect()
+        };
+        let row = self.row_of("HTTP p99.9", "ms", at, &pooled);
+        rows.push(row.against(VIOLA, STOCK).goal(Goal::AtMost(0.9), VIOLA));
     }
 
     fn costs(&self, rows: &mut Vec<Row>, group: Group, state: State, us: u32) {
@@ -180,7 +234,6 @@ impl Readings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use viola_report::stats::Sorted;
 
     const GROUP: Group = Group { vms: 4, duty: 100 };
 
@@ -205,7 +258,7 @@ mod tests {
             cells.add(GROUP, state, Side::Viola(300), reading(0.4, 98.0));
         }
         cells.add_alone(4, reading(0.3, 0.0));
-        cells.rows(&Plan::new(1, true, Some("4 VMs, others 100 %")))
+        cells.rows(&Plan::new(1, false, Some("4 VMs, others 100 %")))
     }
 
     fn find<'a>(rows: &'a [Row], name: &str) -> &'a Row {
@@ -266,12 +319,39 @@ mod tests {
             "largest distance from a fair share, LSVM busy, 4 VMs, others 100 %, 0.3 ms",
         );
         assert_eq!((share.ratio, share.met), (None, Some(true)));
+        let http = find(
+            &rows,
+            "HTTP p99, closed loop 1, no keep-alive, LSVM idle, 4 VMs, others 100 %, 0.3 ms",
+        );
+        assert_eq!(
+            (http.goal.as_deref(), http.met),
+            (Some("<= 0.7"), Some(true))
+        );
         let controller = find(&rows, "controller, LSVM busy, 4 VMs, others 100 %, 0.3 ms");
         assert_eq!(
             (controller.goal.as_deref(), controller.met),
             (Some("figure <= 2"), Some(true))
         );
         assert!(controller.median("stock").is_none());
+    }
+
+    #[test]
+    fn every_latency_has_a_goal_with_every_microslice() {
+        let mut cells = Readings::default();
+        let plan = Plan::new(1, false, Some("pings"));
+        for (group, states) in &plan.groups {
+            for state in states {
+                for side in group.sides(false) {
+                    cells.add(*group, *state, *side, reading(1.0, 100.0));
+                }
+            }
+            cells.add_alone(group.vms, reading(0.3, 0.0));
+        }
+        let rows = cells.rows(&plan);
+        assert!(rows.iter().any(|row| row.name.ends_with(", 1 ms")));
+        for row in rows.iter().filter(|row| row.unit == "ms") {
+            assert!(row.met.is_some(), "{}", row.name);
+        }
     }
 
     #[test]

@@ -1,16 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `viola-lab bench slices`: measures how long requests to a guest on a shared core wait under stock scheduling, the
 //! papers' slices and viola, and the cost to the other guests.
+//!
+//! HTTP requests come in an open loop, at moments fixed beforehand, for loads inside the guest's share, and in a closed
+//! loop, which takes all that it gets, for loads above it. [`loads::cells`] says which loads are measured on which
+//! guests, and why.
 
 mod extras;
 mod figures;
 mod first;
+mod loads;
 mod plan;
 
 use std::time::Duration;
 
 use figures::Readings;
-use plan::{Plan, SWITCH_TIME, State, order};
+use loads::{BedRun, LoadReadings, LoadSide, Step};
+use plan::{Lab, Plan, SWITCH_TIME, State, order};
 
 use crate::Options;
 use crate::harness::cell::{self, Times};
@@ -31,7 +37,7 @@ pub fn run(options: &Options) -> Outcome {
     if plan.is_empty() {
         let only = options.only.as_deref().unwrap_or_default();
         return Err(Failure::usage(format!(
-            "no cell name contains `{only}`; try busy, idle, 5 VMs, 40 % or flood"
+            "no cell name contains `{only}`; try pings, open loop, closed loop, busy, idle, 5 VMs, two LSVMs or flood"
         )));
     }
     guests::split_cores(options.core)?;
@@ -40,6 +46,7 @@ pub fn run(options: &Options) -> Outcome {
         sampler: ThreadSampler::new()?,
         core: options.core,
         cells: Readings::default(),
+        loads: LoadReadings::default(),
         extras: extras::Measurements::default(),
         kernel: String::new(),
         plan,
@@ -50,14 +57,26 @@ pub fn run(options: &Options) -> Outcome {
         clock(bench.plan.estimate())
     ));
     for round in 0..bench.plan.rounds {
-        for vms in bench.plan.labs() {
-            bench.lab(round, vms)?;
+        for lab in bench.plan.labs() {
+            bench.lab(round, lab)?;
         }
     }
     let mut rows = bench.cells.rows(&bench.plan);
+    let loads = bench.loads.rows(&bench.plan.loads, loads::MICROSLICE);
+    rows.extend(loads);
     rows.extend(bench.extras.rows());
     let mut results = Results::new(bench.plan.rounds, &bench.kernel, rows);
-    results.disturbed = cell::disturbance(bench.cells.readings());
+    let refused = (bench.loads.refused > 0).then(|| {
+        format!(
+            "{} HTTP loads were left out, because the load generator was late itself",
+            bench.loads.refused
+        )
+    });
+    let disturbed: Vec<String> = cell::disturbance(bench.cells.readings())
+        .into_iter()
+        .chain(refused)
+        .collect();
+    results.disturbed = (!disturbed.is_empty()).then(|| disturbed.join("; "));
     results.explain(&Causes::read("bench/why-slices.toml".as_ref())?);
     let path = options.path(
         "slices",
@@ -75,31 +94,59 @@ struct Bench {
     progress: Progress,
     sampler: ThreadSampler,
     cells: Readings,
+    loads: LoadReadings,
     extras: extras::Measurements,
     kernel: String,
 }
 
 impl Bench {
-    /// One round of everything that needs a lab of this many guests.
-    fn lab(&mut self, round: usize, vms: usize) -> Outcome {
+    /// One round of everything that needs this lab.
+    fn lab(&mut self, round: usize, lab: Lab) -> Outcome {
         interrupt::check()?;
-        let label = format!("round {} of {}: {vms} guests", round + 1, self.plan.rounds);
+        let cores = if lab.has_two_cores {
+            " on two cores"
+        } else {
+            ""
+        };
+        let label = format!(
+            "round {} of {}: {} guests{cores}",
+            round + 1,
+            self.plan.rounds,
+            lab.vms
+        );
         self.progress
             .step(&format!("{label}, boot"), plan::BOOT_TIME);
-        let mut guests = guests::boot("bench-slices", vms, self.core)?;
+        let mut guests = self.boot(lab)?;
         if self.kernel.is_empty() {
             self.kernel = guests.kernel()?;
         }
+        self.groups(round, lab, &label, &mut guests)?;
+        self.loads(round, lab, &label, &mut guests)?;
+        self.extras(round, lab, &mut guests)?;
+        guests.down()
+    }
+
+    fn boot(&self, lab: Lab) -> Outcome<Guests> {
+        const NAME: &str = "bench-slices";
+        if !lab.has_two_cores {
+            return guests::boot(NAME, lab.vms, self.core);
+        }
+        let mut cores = [self.core, guests::other_core(self.core)?];
+        cores.sort_unstable();
+        guests::boot_spec(&guests::spec(NAME, lab.vms, &cores)?, self.core)
+    }
+
+    fn groups(&mut self, round: usize, lab: Lab, label: &str, guests: &mut Guests) -> Outcome {
         let settings = Settings::equal(self.core, WEB);
-        let todo: Vec<_> = self.plan.of_lab(vms).cloned().collect();
-        for side in order(round) {
-            if todo.is_empty() {
-                break;
-            }
+        let todo: Vec<_> = self.plan.groups_of(lab).cloned().collect();
+        for side in order(self.plan.sides_of(lab), round) {
             let label = format!("{label}, {}", side.name());
             self.progress.step(&label, SWITCH_TIME);
             let active = Active::start(side, &settings, &guests.lab)?;
             for (group, states) in &todo {
+                if !group.sides(self.plan.quick).contains(&side) {
+                    continue;
+                }
                 for state in states {
                     self.progress.step(
                         &format!("{label}, {}, {}", state.name(), group.name()),
@@ -107,7 +154,7 @@ impl Bench {
                     );
                     guests.keep_busy(*state == State::Busy, group.duty)?;
                     let reading = cell::measure(
-                        &guests,
+                        guests,
                         &active,
                         &mut self.sampler,
                         &self.plan.times,
@@ -118,45 +165,76 @@ impl Bench {
             }
             active.stop()?;
         }
-        if self.plan.alone(vms) {
+        if self.plan.alone(lab) {
             self.progress
                 .step(&format!("{label}, alone"), self.plan.times.cell());
             guests.keep_busy(false, 0)?;
             let active = Active::start(Side::Stock, &settings, &guests.lab)?;
             let reading = cell::measure(
-                &guests,
+                guests,
                 &active,
                 &mut self.sampler,
                 &self.plan.times,
                 seed(round),
             )?;
-            self.cells.add_alone(vms, reading);
+            self.cells.add_alone(lab.vms, reading);
             active.stop()?;
         }
-        if vms == 4 {
-            self.extras(round, &mut guests)?;
-        }
-        guests.down()
+        Ok(())
     }
 
-    fn extras(&mut self, round: usize, guests: &mut Guests) -> Outcome {
-        for extra in self.plan.extras.clone() {
-            let once = extra == plan::Extra::First;
-            if once && round > 0 {
+    fn loads(&mut self, round: usize, lab: Lab, label: &str, guests: &mut Guests) -> Outcome {
+        for cells in self.plan.loads_of(lab) {
+            if self.loads.capacity.is_none() {
+                let label = format!("{label}, what a core serves");
+                self.progress.step(&label, loads::CAPACITY_TIME);
+            }
+            let capacity =
+                loads::measure_capacity(guests, &mut self.sampler, &mut self.loads, seed(round))?;
+            let alone: Vec<loads::Cell> = cells.iter().filter(|c| c.has_alone()).copied().collect();
+            let [first, second] = loads::order(round);
+            let runs = [(first, &cells), (second, &cells), (LoadSide::Alone, &alone)];
+            for (side, cells) in runs {
+                if cells.is_empty() {
+                    continue;
+                }
+                let label = format!("{label}, {}", side.name());
+                self.progress.step(&label, SWITCH_TIME);
+                let run = BedRun {
+                    cells,
+                    side,
+                    capacity,
+                    cores: (self.core, guests.load_core),
+                    seed: seed(round),
+                };
+                let progress = &mut self.progress;
+                let mut step = |step: Step<'_>| match step {
+                    Step::Cell(cell) => progress.step(
+                        &format!("{label}, {}", cell.name()),
+                        loads::LOAD_TIME + loads::AROUND_TIME,
+                    ),
+                    Step::Refused(cell, why) => {
+                        progress.say(&format!("left out: {label}, {}: {why}", cell.name()));
+                    }
+                };
+                run.measure(guests, &mut self.sampler, &mut self.loads, &mut step)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn extras(&mut self, round: usize, lab: Lab, guests: &mut Guests) -> Outcome {
+        for extra in self.plan.extras_of(lab) {
+            if extra == plan::Extra::First && round > 0 {
                 continue;
             }
-            let length = if once {
-                self.plan.first_time() * 2
-            } else {
-                self.plan.times.only_ping().cell()
-            };
             let label = format!(
                 "round {} of {}: {}",
                 round + 1,
                 self.plan.rounds,
                 extra.name()
             );
-            self.progress.step(&label, length + SWITCH_TIME);
+            self.progress.step(&label, self.plan.extra_time(extra));
             let job = extras::ExtraOptions {
                 core: self.core,
                 times: self.plan.times.only_ping(),

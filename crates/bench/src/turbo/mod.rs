@@ -11,7 +11,6 @@ mod agent;
 mod bed;
 mod calendar;
 mod files;
-mod groups;
 mod rows;
 
 use std::time::Duration;

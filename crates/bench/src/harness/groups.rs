@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Manual alternatives to viola: static pinning (`<vcpupin>`) and a quota.
+//! What an operator of a stock host has: weights and quotas of cgroups, and static pinning (`<vcpupin>`).
 //!
 //! Linux groups processes outside cgroups by session (autogroup), and the weight of such a group on a core follows its
 //! load there. A guest of this lab would get all of one core while it is nearly idle on the other. So each vCPU has its
@@ -73,26 +73,68 @@ impl Groups {
     /// # Errors
     /// As [`Self::pinned`].
     pub fn part_of_core(guest: &Guest, of: u32) -> Outcome<Self> {
-        /// Period, microseconds; the kernel requires quotas of at least 1,000.
-        const PERIOD_US: u32 = 1_000;
+        /// Quota, microseconds; the kernel requires at least 1,000.
+        const QUOTA_US: u32 = 1_000;
         let mut groups = Self::new()?;
         let group = groups.group(guest.name())?;
-        if groups.threads == "tasks" {
-            write(
-                &group.join("cpu.cfs_period_us"),
-                &(PERIOD_US * of).to_string(),
-            )?;
-            write(&group.join("cpu.cfs_quota_us"), &PERIOD_US.to_string())?;
-        } else {
-            write(
-                &group.join("cpu.max"),
-                &format!("{PERIOD_US} {}", PERIOD_US * of),
-            )?;
-        }
-        for thread in find(&scan()?, guest)?.threads() {
-            groups.add_thread(thread.tid, &group);
+        groups.set_quota(&group, QUOTA_US, QUOTA_US * of)?;
+        groups.add_guest(&scan()?, guest, &group)?;
+        Ok(groups)
+    }
+
+    /// Gives guests weights (256 is the default) and caps in percent of a core. The period of the caps is libvirt's
+    /// default, 100 ms. All other guests stay where they are, with the default weight.
+    ///
+    /// # Errors
+    /// As [`Self::pinned`].
+    pub fn limited(
+        guests: &[Guest],
+        weights: &[(String, u32)],
+        caps: &[(String, u32)],
+    ) -> Outcome<Self> {
+        const PERIOD_US: u32 = 100_000;
+        let of = |list: &[(String, u32)], guest: &Guest| {
+            let entry = list.iter().find(|(name, _)| name == guest.name());
+            entry.map(|(_, value)| *value)
+        };
+        let mut groups = Self::new()?;
+        let inventory = scan()?;
+        for guest in guests {
+            let (weight, cap) = (of(weights, guest), of(caps, guest));
+            if weight.is_none() && cap.is_none() {
+                continue;
+            }
+            let group = groups.group(guest.name())?;
+            let weight = weight.unwrap_or(DEFAULT_WEIGHT);
+            match groups.is_first_version() {
+                true => write(&group.join("cpu.shares"), &shares(weight).to_string())?,
+                false => write(&group.join("cpu.weight"), &weight_v2(weight).to_string())?,
+            }
+            if let Some(cap) = cap {
+                groups.set_quota(&group, PERIOD_US / 100 * cap, PERIOD_US)?;
+            }
+            groups.add_guest(&inventory, guest, &group)?;
         }
         Ok(groups)
+    }
+
+    fn is_first_version(&self) -> bool {
+        self.threads == "tasks"
+    }
+
+    fn set_quota(&self, group: &Path, quota_us: u32, period_us: u32) -> Outcome {
+        if self.is_first_version() {
+            write(&group.join("cpu.cfs_period_us"), &period_us.to_string())?;
+            return write(&group.join("cpu.cfs_quota_us"), &quota_us.to_string());
+        }
+        write(&group.join("cpu.max"), &format!("{quota_us} {period_us}"))
+    }
+
+    fn add_guest(&self, inventory: &Inventory, guest: &Guest, group: &Path) -> Outcome {
+        for thread in find(inventory, guest)?.threads() {
+            self.add_thread(thread.tid, group);
+        }
+        Ok(())
     }
 
     /// Creates an empty group.
@@ -112,6 +154,19 @@ impl Groups {
     fn add_thread(&self, tid: Tid, group: &Path) {
         let _ = fs::write(group.join(self.threads), tid.to_string());
     }
+}
+
+/// viola's default weight.
+const DEFAULT_WEIGHT: u32 = 256;
+
+/// A weight as `cpu.shares`, whose default is 1024.
+fn shares(weight: u32) -> u32 {
+    weight * 1024 / DEFAULT_WEIGHT
+}
+
+/// A weight as `cpu.weight`, whose default is 100.
+fn weight_v2(weight: u32) -> u32 {
+    (weight * 100 + DEFAULT_WEIGHT / 2) / DEFAULT_WEIGHT
 }
 
 fn scan() -> Outcome<Inventory> {
@@ -144,5 +199,16 @@ impl Drop for Groups {
                 std::thread::sleep(std::time::Duration::from_millis(10));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_keep_their_ratio_in_both_versions() {
+        assert_eq!([256, 512, 768].map(shares), [1024, 2048, 3072]);
+        assert_eq!([256, 512, 768].map(weight_v2), [100, 200, 300]);
     }
 }

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Loads of HTTP requests on the latency-sensitive guests, in an open or in a closed loop.
+//!
+//! The rate of an open loop is a part of what the guest's share of the core can serve. What a core can serve is measured
+//! in each run ([`Capacity`]).
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use viola_lab::load::{self, Arrivals, Http, HttpResult};
+
+use super::cell::{milliseconds, rate};
+use super::cpu::ThreadSampler;
+use super::guests::Guests;
+use super::side::lab_failure;
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::interrupt;
+use viola_report::stats::Sorted;
+
+/// Most connections of an open loop. nginx in a guest accepts 512.
+const MAX_CONNECTIONS: usize = 64;
+/// Upper bound on requests; no load has time for more.
+const MAX_REQUESTS: usize = 1_000_000;
+/// Longest time to wait for the last answers.
+const GRACE: Duration = Duration::from_secs(2);
+/// Settling time before a load.
+const SETTLE_TIME: Duration = Duration::from_millis(100);
+/// Attempts at a load whose generator was late itself.
+const MAX_ATTEMPTS: usize = 3;
+
+/// A load on a web server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Load {
+    /// Open loop: Poisson arrivals at this part, in percent, of what the guest's share can serve, on up to 64 kept
+    /// connections.
+    Open(u32),
+    /// Closed loop: each connection asks again as soon as it has its answer.
+    Closed {
+        /// Connections.
+        connections: usize,
+        /// Whether a connection carries more than one request.
+        keep_alive: bool,
+    },
+}
+
+impl Load {
+    /// Name in rows.
+    pub fn name(self) -> String {
+        match self {
+            Self::Open(percent) => format!("open loop {percent} %"),
+            Self::Closed {
+                connections,
+                keep_alive,
+            } => {
+                let no = if keep_alive { "" } else { "no " };
+                format!("closed loop {connections}, {no}keep-alive")
+            }
+        }
+    }
+
+    /// Whether the guest's share is enough for it.
+    pub fn is_inside(self) -> bool {
+        matches!(self, Self::Open(_))
+    }
+}
+
+/// HTTP requests per second that a whole core serves when they come one at a time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Capacity(pub f64);
+
+impl Capacity {
+    /// Measures it on the web server with busy neighbours, under stock scheduling: answers per second of a closed loop
+    /// of one kept connection, divided by the part of the core that the guest used.
+    ///
+    /// # Errors
+    /// A request fails, or the guest used no CPU time.
+    pub fn measure(
+        guests: &Guests,
+        sampler: &mut ThreadSampler,
+        time: Duration,
+        seed: u64,
+    ) -> Outcome<Self> {
+        let one = Load::Closed {
+            connections: 1,
+            keep_alive: true,
+        };
+        let options = LoadOptions {
+            load: one,
+            servers: 1,
+            rate: 0.0,
+            time,
+            seed,
+        };
+        let reading = attempt(guests, sampler, &options)?.0;
+        let used = reading.shares.first().copied().unwrap_or_default();
+        let capacity = reading.answered_per_s / used;
+        match used > 0.01 && capacity.is_finite() && capacity > 0.0 {
+            true => Ok(Self(capacity)),
+            false => Err(Failure::run(format!(
+                "cannot measure what a core serves: {:.0} requests/s, {:.1} % of the core",
+                reading.answered_per_s,
+                used * 100.0
+            ))),
+        }
+    }
+
+    /// Requests per second of a load, for a guest with this share of the core; 0 for a closed loop.
+    pub fn rate(self, load: Load, share: f64) -> f64 {
+        match load {
+            Load::Open(percent) => self.0 * share * f64::from(percent) / 100.0,
+            Load::Closed { .. } => 0.0,
+        }
+    }
+}
+
+/// Options of one load.
+#[derive(Debug, Clone, Copy)]
+pub struct LoadOptions {
+    /// What to send.
+    pub load: Load,
+    /// Number of guests that are asked at the same time, from the first on.
+    pub servers: usize,
+    /// Requests per second to each of them ([`Capacity::rate`]); a closed loop has none.
+    pub rate: f64,
+    /// Duration.
+    pub time: Duration,
+    /// Seed of the arrivals.
+    pub seed: u64,
+}
+
+/// Result of a load on all servers together. Latencies are in milliseconds.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct LoadReading {
+    /// Latencies to the last byte of the answer; an open loop counts from the planned moment. Requests without an
+    /// answer count with their age.
+    pub latency: Sorted,
+    /// Requests that were due, per second.
+    pub planned_per_s: f64,
+    /// Answers per second.
+    pub answered_per_s: f64,
+    /// Requests without an answer at the end.
+    pub open: usize,
+    /// 99th percentile of the generator's own lateness, in milliseconds.
+    pub late_p99: f64,
+    /// Share of a core that each guest got, 0..=1.
+    pub shares: Vec<f64>,
+    /// Work units per second of all neighbours together.
+    pub batch_per_s: Option<f64>,
+}
+
+/// Measures a load. The inner error is the reason why its figures are refused: the generator was late itself in each of
+/// three attempts.
+///
+/// # Errors
+/// A request fails, or the guests do not answer.
+pub fn measure(
+    guests: &Guests,
+    sampler: &mut ThreadSampler,
+    options: &LoadOptions,
+) -> Outcome<Result<LoadReading, String>> {
+    let mut late = String::new();
+    for _ in 0..MAX_ATTEMPTS {
+        match attempt(guests, sampler, options)? {
+            (reading, None) => return Ok(Ok(reading)),
+            (_, Some(why)) => late = why,
+        }
+    }
+    Ok(Err(late))
+}
+
+/// One attempt, and why its figures are refused.
+fn attempt(
+    guests: &Guests,
+    sampler: &mut ThreadSampler,
+    options: &LoadOptions,
+) -> Outcome<(LoadReading, Option<String>)> {
+    interrupt::check()?;
+    let pids = guests.pids();
+    let servers = guests.lab.guests().iter().take(options.servers);
+    let addresses = servers.map(|guest| guest.address());
+    let addresses: Option<Vec<Ipv4Addr>> = addresses.collect();
+    let addresses = addresses.ok_or_else(|| Failure::run("a web server has no network"))?;
+    std::thread::sleep(SETTLE_TIME);
+
+    let work = guests.work()?;
+    let before = sampler.vms(&pids)?;
+    let results = std::thread::scope(|scope| {
+        let clients: Vec<_> = (addresses.iter().zip(0..))
+            .map(|(to, number)| {
+                let http = options.http(guests, number);
+                scope.spawn(move || load::http(&guests.lab, *to, &http))
+            })
+            .collect();
+        let results = clients.into_iter().map(|client| {
+            let result = client.join();
+            result
+                .map_err(|_| Failure::run("the load's thread failed"))?
+                .map_err(lab_failure)
+        });
+        results.collect::<Outcome<Vec<HttpResult>>>()
+    })?;
+    let shares = sampler.vms(&pids)?.since(&before);
+    let mut reading = pooled(&results)?;
+    reading.batch_per_s = rate(&work, &guests.work()?);
+    reading.shares = shares.iter().map(|used| used.share).collect();
+    let late = results
+        .iter()
+        .find_map(|result| result.check_punctual().err());
+    Ok((reading, late.map(|e| e.to_string())))
+}
+
+impl LoadOptions {
+    /// The load on one server.
+    fn http(&self, guests: &Guests, number: u64) -> Http {
+        let (arrivals, connections, keep_alive) = match self.load {
+            Load::Open(_) => (Arrivals::poisson(self.rate), MAX_CONNECTIONS, true),
+            Load::Closed {
+                connections,
+                keep_alive,
+            } => (Arrivals::CLOSED, connections, keep_alive),
+        };
+        Http {
+            arrivals,
+            connections,
+            keep_alive,
+            requests: MAX_REQUESTS,
+            limit: self.time,
+            grace: GRACE,
+            // Each server has arrivals of its own, in each round others.
+            client: guests.client(self.seed.wrapping_mul(16).wrapping_add(number)),
+            ..Http::default()
+        }
+    }
+}
+
+/// All servers' results together.
+fn pooled(results: &[HttpResult]) -> Outcome<LoadReading> {
+    if let Some(why) = results.iter().find_map(|r| r.first_failure.as_ref()) {
+        return Err(Failure::run(format!(
+            "a request to the web server failed: {why}"
+        )));
+    }
+    let latencies: Vec<f64> = results.iter().flat_map(|r| r.us.iter().copied()).collect();
+    let summaries: Vec<_> = results.iter().filter_map(HttpResult::summary).collect();
+    Ok(LoadReading {
+        latency: milliseconds(&latencies),
+        planned_per_s: summaries.iter().map(|of| of.planned_per_s).sum(),
+        answered_per_s: summaries.iter().map(|of| of.answered_per_s).sum(),
+        open: results.iter().map(|r| r.open).sum(),
+        late_p99: summaries
+            .iter()
+            .map(|of| of.late_p99 / 1e3)
+            .fold(0.0, f64::max),
+        ..LoadReading::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIXTEEN: Load = Load::Closed {
+        connections: 16,
+        keep_alive: false,
+    };
+
+    #[test]
+    fn an_open_loop_asks_for_a_part_of_the_share() {
+        let capacity = Capacity(6000.0);
+        assert_eq!(capacity.rate(Load::Open(50), 0.25), 750.0);
+        assert_eq!(capacity.rate(Load::Open(90), 0.125), 675.0);
+        assert_eq!(capacity.rate(SIXTEEN, 0.25), 0.0);
+    }
+
+    #[test]
+    fn names_say_which_loop_it_is() {
+        assert_eq!(Load::Open(20).name(), "open loop 20 %");
+        assert_eq!(SIXTEEN.name(), "closed loop 16, no keep-alive");
+        assert!(Load::Open(90).is_inside() && !SIXTEEN.is_inside());
+    }
+
+    #[test]
+    fn two_servers_are_one_reading() {
+        let of = |us: f64, late: f64| HttpResult {
+            us: vec![us; 10],
+            late_us: vec![late; 10],
+            planned: 10,
+            answered: 9,
+            open: 1,
+            seconds: 1.0,
+            plan_seconds: 1.0,
+            ..HttpResult::default()
+        };
+        let reading = pooled(&[of(1000.0, 5.0), of(3000.0, 20.0)]).unwrap();
+        assert_eq!((reading.latency.len(), reading.open), (20, 2));
+        assert_eq!(reading.latency.median(), Some(2.0));
+        assert_eq!(
+            (reading.planned_per_s, reading.answered_per_s),
+            (20.0, 18.0)
+        );
+        assert_eq!(reading.late_p99, 0.02);
+        let broken = HttpResult {
+            first_failure: Some("status 500".into()),
+            ..of(1.0, 1.0)
+        };
+        let failure = pooled(&[of(1.0, 1.0), broken]);
+        assert!(matches!(failure, Err(Failure::Run(why)) if why.contains("status 500")));
+    }
+}
