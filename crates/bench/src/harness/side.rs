@@ -101,6 +101,10 @@ impl Guests {
             at("state"),
             cores.join(",")
         );
+        if self.cores.len() > 1 {
+            // These may be all cores of the host.
+            text.push_str("force = true\n");
+        }
         if let Side::Turbo(core) = side {
             text.push_str(&format!(
                 "\n[turbo]\ncores = \"{core}\"\nbudget = \"50%\"\n"
@@ -285,12 +289,13 @@ impl Daemon {
             client,
             folder,
         };
-        daemon.wait(&guests.cores, names)?;
+        daemon.wait(guests, names)?;
         Ok(daemon)
     }
 
-    /// Waits until the daemon schedules all guests.
-    fn wait(&mut self, cores: &[usize], names: &[&str]) -> Outcome {
+    /// Waits until all guests are on the cores, and the latency-sensitive ones on cores that the daemon schedules. Of
+    /// several cores it schedules only those that need it.
+    fn wait(&mut self, guests: &Guests, names: &[&str]) -> Outcome {
         let started = Instant::now();
         let mut last = String::from("the daemon does not answer");
         while started.elapsed() < DAEMON_TIMEOUT {
@@ -305,10 +310,16 @@ impl Daemon {
                 let listed = status
                     .cores
                     .iter()
-                    .filter(|c| cores.contains(&(c.cpu as usize)));
+                    .filter(|c| guests.cores.contains(&(c.cpu as usize)));
                 let (managed, others): (Vec<_>, Vec<_>) = listed.partition(|c| c.managed);
-                let has = |name: &&str| managed.iter().any(|c| c.vms.iter().any(|vm| vm == name));
-                if status.stage == Stage::Running && names.iter().all(has) {
+                let has = |cores: &[&viola_proto::Core], name: &str| {
+                    let mut vms = cores.iter().flat_map(|c| &c.vms);
+                    vms.any(|vm| vm == name)
+                };
+                let is_placed = |name: &&str| has(&managed, name) || has(&others, name);
+                let is_scheduled = |name: &String| has(&managed, name);
+                let is_served = !managed.is_empty() && guests.ls.iter().all(is_scheduled);
+                if status.stage == Stage::Running && is_served && names.iter().all(is_placed) {
                     return Ok(());
                 }
                 last = match others.first() {
@@ -428,8 +439,14 @@ mod tests {
             cores: vec![0, 1],
             ..Guests::equal(1, "web")
         };
-        let cores = config(&guests, Side::Viola(300)).slices.cores;
-        assert_eq!(cores.iter().collect::<Vec<_>>(), [0, 1]);
+        let slices = config(&guests, Side::Viola(300)).slices;
+        assert_eq!(slices.cores.iter().collect::<Vec<_>>(), [0, 1]);
+        assert!(slices.force);
+        assert!(
+            !config(&Guests::equal(1, "web"), Side::Viola(300))
+                .slices
+                .force
+        );
     }
 
     #[test]

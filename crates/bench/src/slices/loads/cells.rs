@@ -163,6 +163,7 @@ impl Cell {
             (Setting::Equal, 4, OwnWork::Kernel) => {
                 matches!(self.load, Load::Open(50)) || self.load == kept(16)
             }
+            (Setting::Equal, 4, OwnWork::Program) => self.load == Load::Open(50),
             (Setting::Equal, 2, _) | (Setting::TwoLs, 4 | 8, _) => false,
             (_, _, own) => self.load == Load::Open(50) && own == OwnWork::Nothing,
         }
