@@ -35,7 +35,7 @@ pub enum Command {
     /// Demonstrate viola on four guests of this machine.
     ///
     /// Boots a web server and three busy guests on one core, and measures stock scheduling, the papers' 30 ms slices
-    /// and viola in turn, in about two minutes. Prints a table and writes report.html and report.json. Needs root, two
+    /// and viola in turn, in two to four minutes. Prints a table and writes report.html and report.json. Needs root, two
     /// cores and the lab's guest image.
     Demo(crate::demo::Demo),
     /// Run a benchmark and compare its figures with their goals.

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use crate::charts::timeline::Stretch;
 use crate::harness::cell::{self, Reading, Times};
 use crate::harness::cpu::ThreadSampler;
-use crate::harness::guests::{self, Guests, WEB};
+use crate::harness::guests::{self, Guests, OwnWork, WEB};
+use crate::harness::load::{self, Capacity, Load, LoadOptions, LoadReading};
 use crate::harness::progress::{Progress, clock};
 use crate::harness::side::{Active, Guests as Settings, Side};
 use crate::harness::trace::{self, CoreTrace};
@@ -21,7 +22,21 @@ pub const SIDES: [Side; 3] = [Side::Stock, Side::Credit, Side::Viola(300)];
 /// States of the web server: busy with its own work, or idle between requests.
 pub const STATES: [bool; 2] = [true, false];
 
-const TIMES: Times = Times::of(200, 2300, 1000, 1000);
+/// HTTP loads: inside the web server's share of the core, near it, and above it.
+pub const LOADS: [Load; 3] = [
+    Load::Open(50),
+    Load::Open(90),
+    Load::Closed {
+        connections: 16,
+        keep_alive: true,
+    },
+];
+
+const TIMES: Times = Times::of(200, 1800, 800, 0);
+const LOAD_TIME: Duration = Duration::from_millis(1000);
+/// Time around a load, for counting the neighbours' work.
+const AROUND_LOAD_TIME: Duration = Duration::from_millis(250);
+const CAPACITY_TIME: Duration = Duration::from_millis(1500);
 const SWITCH_TIME: Duration = Duration::from_millis(900);
 const BOOT_TIME: Duration = Duration::from_secs(3);
 /// Length of the core trace for the timeline.
@@ -32,6 +47,12 @@ const TRACE_TIME: Duration = Duration::from_millis(200);
 pub struct Measured {
     /// Readings by state of the web server (busy or not) and side, one per round.
     pub cells: BTreeMap<(bool, Side), Vec<Reading>>,
+    /// Readings of the HTTP loads, by state, side and load.
+    pub loads: BTreeMap<(bool, Side, Load), Vec<LoadReading>>,
+    /// Requests per second that the web server's share of the core serves, measured under stock scheduling.
+    pub share_per_s: f64,
+    /// Number of loads that were left out because the load generator was late itself.
+    pub refused: usize,
     /// Timeline of the core by side; empty where the kernel allows no trace.
     pub timelines: Vec<Vec<Stretch>>,
     /// Version of the guests' kernel.
@@ -47,8 +68,11 @@ impl Measured {
     pub fn measure(rounds: usize, core: usize) -> Outcome<Self> {
         let started = Instant::now();
         let cells = SIDES.len() * STATES.len() * rounds;
-        let total =
-            BOOT_TIME + TIMES.cell() * cells as u32 + SWITCH_TIME * (SIDES.len() * rounds) as u32;
+        let cell = TIMES.cell() + (LOAD_TIME + AROUND_LOAD_TIME) * LOADS.len() as u32;
+        let total = BOOT_TIME
+            + CAPACITY_TIME
+            + cell * cells as u32
+            + SWITCH_TIME * (SIDES.len() * rounds) as u32;
         let mut progress = Progress::new(total);
         progress.say(&format!(
             "demo: four guests on core {core}, {rounds} rounds, about {}",
@@ -63,6 +87,11 @@ impl Measured {
             ..Self::default()
         };
         measured.timelines = vec![Vec::new(); SIDES.len()];
+        progress.step("what a core serves", CAPACITY_TIME);
+        guests.serve(1, OwnWork::Nothing, 100)?;
+        let capacity = Capacity::measure(&guests, &mut sampler, CAPACITY_TIME, 1)?;
+        let share = 1.0 / VMS as f64;
+        measured.share_per_s = capacity.0 * share;
         let settings = Settings::equal(core, WEB);
         for round in 0..rounds {
             for turn in 0..SIDES.len() {
@@ -73,15 +102,31 @@ impl Measured {
                 let active = Active::start(side, &settings, &guests.lab)?;
                 for busy in STATES {
                     let what = if busy { "web busy" } else { "web idle" };
-                    progress.step(&format!("{label}, {what}"), TIMES.cell());
+                    progress.step(&format!("{label}, {what}"), cell);
                     guests.keep_busy(busy, 100)?;
-                    let reading =
-                        cell::measure(&guests, &active, &mut sampler, &TIMES, 1 + round as u64)?;
+                    let seed = 1 + round as u64;
+                    let reading = cell::measure(&guests, &active, &mut sampler, &TIMES, seed)?;
                     measured
                         .cells
                         .entry((busy, side))
                         .or_default()
                         .push(reading);
+                    for load in LOADS {
+                        let options = LoadOptions {
+                            load,
+                            servers: 1,
+                            rate: capacity.rate(load, share),
+                            time: LOAD_TIME,
+                            seed,
+                        };
+                        match load::measure(&guests, &mut sampler, &options)? {
+                            Ok(reading) => measured.add_load(busy, side, load, reading),
+                            Err(why) => {
+                                measured.refused += 1;
+                                progress.say(&format!("left out: {label}, {}: {why}", load.name()));
+                            }
+                        }
+                    }
                     if busy && round + 1 == rounds {
                         measured.timelines[number] = trace_core(core, &guests, &mut sampler)?;
                     }
@@ -102,6 +147,35 @@ impl Measured {
     /// Latencies of all rounds, pooled.
     pub fn pooled(&self, busy: bool, side: Side, latency: fn(&Reading) -> &Sorted) -> Sorted {
         Sorted::pooled(self.readings(busy, side).iter().map(latency))
+    }
+
+    /// Readings of a load, one per round.
+    pub fn load_readings(&self, busy: bool, side: Side, load: Load) -> &[LoadReading] {
+        self.loads
+            .get(&(busy, side, load))
+            .map_or(&[], Vec::as_slice)
+    }
+
+    /// Latencies of a load in all rounds, pooled.
+    pub fn pooled_load(&self, busy: bool, side: Side, load: Load) -> Sorted {
+        let readings = self.load_readings(busy, side, load);
+        Sorted::pooled(readings.iter().map(|r| &r.latency))
+    }
+
+    /// Adds a reading of a load.
+    pub fn add_load(&mut self, busy: bool, side: Side, load: Load, reading: LoadReading) {
+        let of_load = self.loads.entry((busy, side, load)).or_default();
+        of_load.push(reading);
+    }
+
+    /// One sentence on the rates of the loads.
+    pub fn rates(&self) -> String {
+        format!(
+            "Open loop 50 % and 90 %: requests come at moments fixed beforehand, at that part of what web's share of the \
+             core serves ({:.0}/s here), whether earlier ones were answered or not. Closed loop 16: 16 connections ask \
+             again as soon as they have their answer, which is more than the share",
+            self.share_per_s
+        )
     }
 
     /// Each guest's share of the core (0..=1), mean over all rounds.

@@ -14,9 +14,10 @@ use serde::Serialize;
 
 use crate::charts::timeline::Stretch;
 use crate::harness::progress::clock;
+use crate::harness::side::Side;
 use crate::harness::{cell, guests, machine, row};
 use crate::{need_root, turbo};
-use measured::{Measured, SIDES, STATES};
+use measured::{LOADS, Measured, SIDES, STATES};
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_cli::table;
@@ -52,6 +53,8 @@ pub struct Report {
     pub guests: String,
     /// Number of rounds.
     pub rounds: usize,
+    /// HTTP requests per second that the web server's share of the core serves.
+    pub share_requests_per_s: f64,
     /// Disturbance by other programs, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disturbed: Option<String>,
@@ -130,6 +133,7 @@ pub fn run(options: &Demo) -> Outcome {
     if let Some(disturbed) = &report.disturbed {
         text.push_str(&format!("Careful: {disturbed}.\n"));
     }
+    text.push_str(&format!("{}.\n", measured.rates()));
     text.push_str(&format!(
         "{} rounds in {}; charts in {}\n",
         report.rounds,
@@ -141,25 +145,41 @@ pub fn run(options: &Demo) -> Outcome {
 
 fn report(measured: &Measured) -> Report {
     let mut distributions = Vec::new();
-    for state in STATES {
-        for (name, latency) in rows::LATENCIES {
-            for side in SIDES {
-                let all: Sorted = measured.pooled(state, side, latency);
-                let at = |q: f64| Some((q, all.quantile(q)?));
-                distributions.push(Distribution {
-                    name: format!("{name}, {}", rows::state(state)),
-                    side: side.name(),
-                    samples: all.len(),
-                    quantiles: [
-                        0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0,
-                    ]
-                    .into_iter()
-                    .filter_map(at)
-                    .collect(),
-                });
+    let mut add = |what: &str, busy, side: Side, all: &Sorted| {
+        let at = |q: f64| Some((q, all.quantile(q)?));
+        distributions.push(Distribution {
+            name: format!("{what}, {}", rows::state(busy)),
+            side: side.name(),
+            samples: all.len(),
+            quantiles: [
+                0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0,
+            ]
+            .into_iter()
+            .filter_map(at)
+            .collect(),
+        });
+    };
+    for busy in STATES {
+        for side in SIDES {
+            for (name, latency) in rows::LATENCIES {
+                add(name, busy, side, &measured.pooled(busy, side, latency));
+            }
+            for load in LOADS {
+                let name = format!("HTTP, {}", load.name());
+                add(&name, busy, side, &measured.pooled_load(busy, side, load));
             }
         }
     }
+    let refused = (measured.refused > 0).then(|| {
+        format!(
+            "{} HTTP loads were left out, because the load generator was late itself",
+            measured.refused
+        )
+    });
+    let disturbed: Vec<String> = cell::disturbance(measured.cells.values().flatten())
+        .into_iter()
+        .chain(refused)
+        .collect();
     let timelines = SIDES.iter().zip(&measured.timelines);
     Report {
         git: machine::git(),
@@ -167,7 +187,8 @@ fn report(measured: &Measured) -> Report {
         machine: machine::machine(),
         guests: measured.kernel.clone(),
         rounds: measured.rounds,
-        disturbed: cell::disturbance(measured.cells.values().flatten()),
+        share_requests_per_s: measured.share_per_s,
+        disturbed: (!disturbed.is_empty()).then(|| disturbed.join("; ")),
         rows: rows::rows(measured),
         distributions,
         timelines: timelines

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The demo's report as one HTML page.
 
-use super::measured::{Measured, SIDES, VMS};
+use super::measured::{LOADS, Measured, SIDES, STATES, VMS};
 use super::{Report, rows};
 use crate::charts::{cdf, shares, timeline};
 use crate::harness::guests::names;
@@ -61,7 +61,7 @@ fn tiles(report: &Report) -> String {
         Some((row.median(&stock)?, row.median(&viola)?))
     };
     let beside = |busy| if busy { "web busy" } else { "web idle" };
-    let latency = |name, busy, what| {
+    let latency = |name: &str, busy, what| {
         let (before, after) = pair(name, busy)?;
         Some(HeadlineFigure {
             value: ratio(after / before),
@@ -76,10 +76,10 @@ fn tiles(report: &Report) -> String {
         })
     };
     let rate = |busy| {
-        let (before, after) = pair("HTTP requests", busy)?;
+        let (before, after) = pair(&format!("HTTP requests, {}", LOADS[2].name()), busy)?;
         Some(HeadlineFigure {
             value: format!("{}x", figure(after / before)),
-            what: "as many web pages",
+            what: "as many web pages a second, above the share",
             detail: format!(
                 "{}: {} → {} a second",
                 beside(busy),
@@ -101,7 +101,11 @@ fn tiles(report: &Report) -> String {
     let tiles = [
         latency("ping p50", true, "of stock's ping time, median"),
         latency("ping p99", true, "of stock's ping time, 99th percentile"),
-        latency("ping p99", false, "of stock's ping time, 99th percentile"),
+        latency(
+            &format!("HTTP p99, {}", LOADS[0].name()),
+            false,
+            "of stock's time for a web page at half its share, 99th percentile",
+        ),
         rate(false),
         work(),
     ];
@@ -130,40 +134,35 @@ fn side_legend() -> String {
 
 fn latency_section(measured: &Measured) -> String {
     let names = SIDES.map(Side::name);
-    let [ping, _, http] = rows::LATENCIES;
-    let charts = [
-        ("ping-busy", "Ping, web server busy", true, ping.1),
-        (
-            "ping-idle",
-            "Ping, web server idle between requests",
-            false,
-            ping.1,
-        ),
-        (
-            "http-busy",
-            "Web page of 5 KiB, web server busy",
-            true,
-            http.1,
-        ),
-        (
-            "http-idle",
-            "Web page of 5 KiB, web server idle between requests",
-            false,
-            http.1,
-        ),
-    ];
-    let samples: Vec<[Sorted; 3]> = charts
-        .iter()
-        .map(|(_, _, busy, latency)| SIDES.map(|side| measured.pooled(*busy, side, *latency)))
-        .collect();
-    let decades = cdf::decades(samples.iter().flatten());
+    let [(_, ping), _] = rows::LATENCIES;
+    let mut charts: Vec<(String, String, [Sorted; 3])> = Vec::new();
+    for busy in STATES {
+        let (id, state) = match busy {
+            true => ("busy", "web server busy"),
+            false => ("idle", "web server idle between requests"),
+        };
+        charts.push((
+            format!("ping-{id}"),
+            format!("Ping, {state}"),
+            SIDES.map(|side| measured.pooled(busy, side, ping)),
+        ));
+        for (number, load) in LOADS.into_iter().enumerate() {
+            charts.push((
+                format!("http-{id}-{number}"),
+                format!("Web page of 5 KiB, {}, {state}", load.name()),
+                SIDES.map(|side| measured.pooled_load(busy, side, load)),
+            ));
+        }
+    }
+    let decades = cdf::decades(charts.iter().flat_map(|(.., samples)| samples));
     let mut html = format!(
         "<h2>Response times</h2>\n<p>Share of the replies that arrived within a given time. Further left is faster; \
-         each step of the axis is a factor of ten. Squares mark the median and the 99th percentile.</p>\n{}<div \
-         class=\"pair\">\n",
+         each step of the axis is a factor of ten. Squares mark the median and the 99th percentile.</p>\n<p \
+         class=\"soft\">{}.</p>\n{}<div class=\"pair\">\n",
+        escape(&measured.rates()),
         side_legend()
     );
-    for ((id, title, _, _), samples) in charts.iter().zip(&samples) {
+    for (id, title, samples) in &charts {
         let curves: Vec<cdf::Curve<'_>> = (0..SIDES.len())
             .map(|i| cdf::Curve {
                 name: &names[i],
@@ -276,6 +275,7 @@ mod tests {
     use super::*;
     use crate::charts::timeline::Stretch;
     use crate::harness::cell::Reading;
+    use crate::harness::load::LoadReading;
 
     #[test]
     fn the_page_stands_alone_and_shows_every_side() {
@@ -292,15 +292,22 @@ mod tests {
                     Reading {
                         ping: Sorted::new(vec![ms; 20]),
                         rr: Sorted::new(vec![ms; 20]),
-                        http: Sorted::new(vec![ms * 3.0; 20]),
-                        http_per_s: 100.0 / ms,
                         shares: vec![0.25; 4],
                         batch_per_s: Some(1000.0),
                         ..Reading::default()
                     },
                 );
+                for load in LOADS {
+                    let reading = LoadReading {
+                        latency: Sorted::new(vec![ms * 3.0; 20]),
+                        answered_per_s: 100.0 / ms,
+                        ..LoadReading::default()
+                    };
+                    measured.add_load(busy, side, load, reading);
+                }
             }
         }
+        measured.share_per_s = 1380.0;
         measured.timelines = vec![
             vec![Stretch {
                 vm: 0,
@@ -315,7 +322,11 @@ mod tests {
         }
         assert!(page.contains("UML &lt;7&gt;"));
         assert!(page.contains("<b>1/10</b>"));
-        assert_eq!(page.matches("<svg").count(), 4 + 4 + 1);
+        assert_eq!(page.matches("<svg").count(), 8 + 4 + 1);
+        for load in LOADS {
+            assert!(page.contains(&load.name()), "{load:?}");
+        }
+        assert!(page.contains("(1380/s here)"));
         for word in ["http:", "https:", "src=", "href="] {
             assert!(!page.contains(word), "{word}");
         }

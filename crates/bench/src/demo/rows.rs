@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rows and table of the demo.
 
-use super::measured::{Measured, SIDES, STATES, VMS};
+use super::measured::{LOADS, Measured, SIDES, STATES, VMS};
 use crate::harness::cell::Reading;
 use crate::harness::guests::names;
+use crate::harness::load::LoadReading;
 use crate::harness::row::Row;
 use crate::harness::side::Side;
 use viola_report::stats::{Sorted, figure, ratio};
@@ -13,11 +14,10 @@ use viola_report::table::Table;
 pub type LatencyOf = fn(&Reading) -> &Sorted;
 
 /// Latencies of a reading, by name.
-pub const LATENCIES: [(&str, LatencyOf); 3] = [
-    ("ping", |r| &r.ping),
-    ("TCP request", |r| &r.rr),
-    ("HTTP request", |r| &r.http),
-];
+pub const LATENCIES: [(&str, LatencyOf); 2] = [("ping", |r| &r.ping), ("TCP request", |r| &r.rr)];
+
+/// Quantiles in the table.
+const QUANTILES: [(&str, f64); 3] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99)];
 
 /// Name of the row with the throughput of the other guests.
 pub const WORK: &str = "work of the three others";
@@ -45,15 +45,29 @@ pub fn rows(measured: &Measured) -> Vec<Row> {
         };
         let against_stock = |row: Row| row.against(&SIDES[2].name(), &SIDES[0].name());
         for (name, latency) in LATENCIES {
-            for (label, q) in [("p50", 0.5), ("p90", 0.9), ("p99", 0.99)] {
+            for (label, q) in QUANTILES {
                 rows.push(against_stock(row(&format!("{name} {label}"), "ms", &|r| {
                     latency(r).quantile(q)
                 })));
             }
         }
-        rows.push(against_stock(row("HTTP requests", "1/s", &|r| {
-            Some(r.http_per_s)
-        })));
+        for load in LOADS {
+            let row = |what: &str, unit, of: &dyn Fn(&LoadReading) -> Option<f64>| {
+                let name = format!("{what}, {}, {}", load.name(), state(busy));
+                SIDES.iter().fold(Row::new(name, unit), |row, side| {
+                    let readings = measured.load_readings(busy, *side, load);
+                    row.side(side.name(), readings.iter().filter_map(of))
+                })
+            };
+            for (label, q) in QUANTILES {
+                let latency = row(&format!("HTTP {label}"), "ms", &|r| r.latency.quantile(q));
+                rows.push(against_stock(latency));
+            }
+            if !load.is_inside() {
+                let answers = row("HTTP requests", "1/s", &|r| Some(r.answered_per_s));
+                rows.push(against_stock(answers));
+            }
+        }
         for (vm, name) in names(VMS).iter().enumerate() {
             rows.push(row(&format!("share of {name}"), "%", &|r| {
                 r.shares.get(vm).map(|s| s * 100.0)
@@ -122,13 +136,20 @@ mod tests {
                     side,
                     Reading {
                         ping: Sorted::new(vec![ms]),
-                        http_per_s: 100.0 / ms,
                         shares: vec![0.25; 4],
                         batch_per_s: Some(1000.0 - ms),
                         controller: if side == Side::Stock { 0.0 } else { 0.01 },
                         ..Reading::default()
                     },
                 );
+                for load in LOADS {
+                    let reading = LoadReading {
+                        latency: Sorted::new(vec![ms * 2.0]),
+                        answered_per_s: 100.0 / ms,
+                        ..LoadReading::default()
+                    };
+                    measured.add_load(busy, side, load, reading);
+                }
             }
         }
         let text = table(&rows(&measured)).text();
@@ -141,8 +162,23 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(line("ping p50 (ms)"), ["4.00", "30.0", "0.400", "1/10"]);
+        let of_load = |name: &str| {
+            let line = text.lines().find(|l| l.starts_with(name));
+            let words: Vec<_> = line.unwrap_or_default().split_whitespace().collect();
+            words[words.len().saturating_sub(4)..].to_vec()
+        };
+        for load in [
+            "open loop 50 %",
+            "open loop 90 %",
+            "closed loop 16, keep-alive",
+        ] {
+            assert_eq!(
+                of_load(&format!("HTTP p99, {load} (ms)")),
+                ["8.00", "60.0", "0.800", "1/10"]
+            );
+        }
         assert_eq!(
-            line("HTTP requests (1/s)"),
+            of_load("HTTP requests, closed loop 16, keep-alive (1/s)"),
             ["25.0", "3.33", "250", "10.0x"]
         );
         assert!(
