@@ -14,8 +14,9 @@ use crate::{backlog, copies, daemon, lanes, papers, scx, sim, slices, turbo, vpi
 pub enum Bench {
     /// Measure response times of a guest that shares its core, and what they cost the other guests.
     ///
-    /// Needs root, two cores and the lab's guest image (make build). Takes about twenty minutes. A full run writes
-    /// bench/results/slices.json, a partial run build/bench/slices.json.
+    /// HTTP requests come in an open loop, at moments fixed beforehand, inside the guest's share, and in a closed loop
+    /// above it. Needs root, two cores and the lab's guest image (make build). Takes about 25 minutes, with --quick
+    /// about two. A full run writes bench/results/slices.json, a partial run build/bench/slices.json.
     Slices(Options),
     /// Measure replies of one of four VMs on a core under sched_ext, slots and stock scheduling, in an emulated host.
     ///

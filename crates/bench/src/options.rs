@@ -21,7 +21,7 @@ pub struct Options {
     /// Quick check: short cells, one round.
     #[arg(long)]
     pub quick: bool,
-    /// Measure only cells whose name contains this, such as `LSVM idle`, `5 VMs` or `flood`. turbo, vread, vpipe and
+    /// Measure only cells whose name contains this, such as `LSVM idle`, `5 VMs` or `open loop`. turbo, vread, vpipe and
     /// papers accept several patterns, separated by commas.
     #[arg(long, value_name = "PATTERN")]
     pub only: Option<String>,

@@ -7,6 +7,7 @@ use viola_lab::load::{self, Client, Http, Ping, TcpRr};
 
 use super::cpu::{CpuUse, ThreadSampler};
 use super::guests::Guests;
+use super::load::ask;
 use super::side::{Active, lab_failure};
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
@@ -152,12 +153,7 @@ pub fn measure(
             client,
             ..Http::default()
         };
-        let found = load::http(&guests.lab, web, &options).map_err(lab_failure)?;
-        if let Some(why) = found.first_failure {
-            return Err(Failure::run(format!(
-                "a request to the web server failed: {why}"
-            )));
-        }
+        let found = ask(&guests.lab, web, &options)?;
         reading.http = milliseconds(&found.us);
         reading.http_per_s = found.rate();
     }

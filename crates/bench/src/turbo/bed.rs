@@ -17,6 +17,7 @@ use crate::harness::cpu::ThreadSampler;
 use crate::harness::folder::Folder;
 use crate::harness::groups::Groups;
 use crate::harness::guests::{OWN_WORK, shell};
+use crate::harness::load::ask;
 use crate::harness::side::{Active, Guests as Settings, Side, lab_failure};
 use viola_cli::error::{Failure, Outcome};
 use viola_report::stats::Sorted;
@@ -27,6 +28,8 @@ const IO: &str = "io";
 const MEMORY_MIB: u32 = 192;
 /// Packets per second of the floods.
 pub(super) const RATES: [u32; 3] = [5_000, 20_000, 50_000];
+/// Web pages per second of the open loop, which the guest's share serves on all sides.
+const PAGE_RATE: f64 = 25.0;
 /// Upper bound on requests; no cell has time for more.
 const MAX_REQUESTS: usize = 1_000_000;
 /// Rate of the papers' link, bytes per second.
@@ -41,8 +44,10 @@ pub struct Reading {
     pub ping: Sorted,
     /// TCP connect times.
     pub connect: Sorted,
-    /// From connect to the last byte of a web page of 5 KiB.
+    /// From connect to the last byte of a web page of 5 KiB, in a closed loop.
     pub page: Sorted,
+    /// The same in an open loop at [`PAGE_RATE`], from when it was due.
+    pub open_page: Sorted,
     /// Round trips of one byte to a program.
     pub rr: Sorted,
     /// Such round trips per second, one after the other.
@@ -333,24 +338,26 @@ impl TestBed {
         if measures.has(Measure::Ping) {
             reading.ping = ms(&load::ping(&self.lab, to, &pings).map_err(lab_failure)?.us);
         }
-        let http = Http {
+        let http = |arrivals, connections| Http {
             requests: MAX_REQUESTS,
-            arrivals: Arrivals::Closed {
-                pause: (Duration::from_millis(2), Duration::from_millis(8)),
-            },
+            arrivals,
+            connections,
             limit: times.answers,
             client,
             ..Http::default()
         };
         if measures.has(Measure::Connect) {
-            let found = load::http(&self.lab, to, &http).map_err(lab_failure)?;
-            if let Some(why) = found.first_failure {
-                return Err(Failure::run(format!(
-                    "a request to the guest failed: {why}"
-                )));
-            }
+            let pause = (Duration::from_millis(2), Duration::from_millis(8));
+            let found = ask(&self.lab, to, &http(Arrivals::Closed { pause }, 1))?;
             reading.connect = ms(&found.connect_us);
             reading.page = ms(&found.us);
+        }
+        if measures.has(Measure::OpenPage) {
+            let found = ask(&self.lab, to, &http(Arrivals::poisson(PAGE_RATE), 64))?;
+            // The figures of a generator that was late itself are left out.
+            if found.check_punctual().is_ok() {
+                reading.open_page = ms(&found.us);
+            }
         }
         let rr = TcpRr {
             count: MAX_REQUESTS,

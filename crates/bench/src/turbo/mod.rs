@@ -61,7 +61,9 @@ impl Times {
     /// Duration of a cell, including setup and teardown of each part.
     fn cell(self, measures: &Measures) -> Duration {
         let each = measures.0.iter().map(|kind| match kind {
-            Measure::Ping | Measure::Connect | Measure::RoundTrips => self.answers,
+            Measure::Ping | Measure::Connect | Measure::OpenPage | Measure::RoundTrips => {
+                self.answers
+            }
             Measure::Udp(_) | Measure::Read => self.bulk,
             Measure::Tcp | Measure::TcpGigabit => self.stream,
             Measure::Calendar => self.web,
@@ -78,6 +80,7 @@ impl Times {
 enum Measure {
     Ping,
     Connect,
+    OpenPage,
     RoundTrips,
     /// A flood, by its index in [`bed::RATES`].
     Udp(usize),
@@ -92,9 +95,10 @@ enum Measure {
 }
 
 impl Measure {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Ping,
         Self::Connect,
+        Self::OpenPage,
         Self::RoundTrips,
         Self::Udp(0),
         Self::Udp(1),
@@ -123,6 +127,7 @@ impl Measure {
         match self {
             Self::Ping => "ping",
             Self::Connect => "connect",
+            Self::OpenPage => "web page, open loop",
             Self::RoundTrips => "TCP_RR",
             Self::Udp(0) => "UDP at 5,000/s",
             Self::Udp(1) => "UDP at 20,000/s",

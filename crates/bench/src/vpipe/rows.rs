@@ -58,7 +58,7 @@ fn rows(cell: &Cell, sides: &BTreeMap<Side, Vec<Reading>>) -> Vec<Row> {
     let mib = |r: &Reading| r.received.bytes as f64 / f64::from(1 << 20);
     if cell.work == Work::Beside {
         let p99 = |r: &Reading| Sorted::new(r.beside.as_ref()?.times_ms.clone()).quantile(0.99);
-        let row = row(", p99", "ms", &p99).against("viola", "stock");
+        let row = row(", p99, closed loop", "ms", &p99).against("viola", "stock");
         return vec![row.goal(Goal::AtMost(1.0), "viola")];
     }
     if matches!(cell.work, Work::Times | Work::Native) {
