@@ -47,7 +47,7 @@ lint: setup
 fuzz: setup
 	@scripts/fuzz.sh $(ARGS)
 
-## make bench-slices  the figures of bench/results/slices.json, about twenty minutes; ARGS="--quick" for a look
+## make bench-slices  the figures of bench/results/slices.json, about 25 minutes; ARGS="--quick" for a look
 bench-slices: guests build
 	@$(rt) $(lab) bench slices $(ARGS)
 
