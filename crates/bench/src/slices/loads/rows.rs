@@ -155,6 +155,13 @@ impl LoadReadings {
         });
         let least = Goal::AtLeast(least_answers(cell.load));
         rows.push(answers.against(VIOLA, STOCK).goal(least, VIOLA));
+        let has_open = |side| self.of(cell, side).iter().any(|r| r.open > 0);
+        if SIDES.into_iter().any(has_open) {
+            let name = "HTTP requests without an answer at the end";
+            rows.push(self.row(name, "requests", at, &|readings| {
+                each(&|r| Some(r.open as f64), readings)
+            }));
+        }
         let batch = self.row("batch throughput of the others", "units/s", at, &|r| {
             each(&|r| r.batch_per_s, r)
         });
@@ -293,6 +300,25 @@ mod tests {
         assert!(
             !one.iter().any(|row| row.name.starts_with("largest")),
             "one connection may leave a part of its share"
+        );
+    }
+
+    #[test]
+    fn requests_without_an_answer_are_reported() {
+        let cell = cell(OwnWork::Nothing, Load::Open(90));
+        let mut readings = LoadReadings::default();
+        let open = LoadReading {
+            open: 3,
+            ..reading(1.0, 100.0)
+        };
+        readings.add(cell, LoadSide::Stock, open);
+        readings.add(cell, LoadSide::Viola, reading(1.0, 100.0));
+        let rows = readings.rows(&[cell], 300);
+        let row = rows.iter().find(|row| row.name.contains("without"));
+        let row = row.unwrap();
+        assert_eq!(
+            (row.median("stock"), row.median("viola")),
+            (Some(3.0), Some(0.0))
         );
     }
 
