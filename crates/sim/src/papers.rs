@@ -11,14 +11,18 @@ mod vslicer;
 mod vslicer_apps;
 mod vturbo;
 mod vturbo_apps;
+mod vturbo_host;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde::Serialize;
+use viola_policy::slices::{MS, Nanos};
 
 use crate::work::figure;
 
 pub use calibration::{Constant, Testbed};
+
+const SECOND: Nanos = 1_000 * MS;
 
 /// What a paper says about a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -256,11 +260,12 @@ impl Row {
 pub fn run() -> Papers {
     type Part = fn(&mut Papers);
     // The longest ones start first.
-    const PARTS: [(usize, Part); 7] = [
+    const PARTS: [(usize, Part); 8] = [
         (0, vslicer::run),
         (1, vslicer_apps::run),
         (2, vturbo::run),
         (6, lab::run),
+        (7, lab_turbo::run),
         (3, vread::run),
         (4, vpipe::run),
         (5, raccoon::run),

@@ -17,6 +17,7 @@ pub mod lookup;
 pub mod pattern;
 pub mod peer;
 mod poll;
+mod random;
 pub mod reader;
 pub mod sandbox;
 mod shared_words;

@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
-use super::process::PerProcess;
+use super::process::{PerProcess, in_child};
 
 /// The descriptor has a pipe, or an error that the program must still get.
 pub const PIPE: u8 = 1;
@@ -85,7 +85,10 @@ impl Marks {
     }
 
     fn set(&self, fd: RawFd, bit: u8) -> bool {
-        let slots = self.slots.peek().unwrap_or_else(|| self.slots.get());
+        let slots = self.slots.peek().unwrap_or_else(|| {
+            in_child(reset_after_fork);
+            self.slots.get()
+        });
         let Some(marks) = slots.get_or_make(fd) else {
             return false;
         };
@@ -140,7 +143,7 @@ pub fn file_closing(fd: RawFd) {
 }
 
 /// Clears all marks in the child of a fork.
-pub(super) fn reset_after_fork() {
+fn reset_after_fork() {
     MARKS.marked.store(0, Ordering::Relaxed);
 }
 

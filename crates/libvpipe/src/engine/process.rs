@@ -5,18 +5,27 @@
 
 use std::marker::PhantomData;
 use std::ptr::null_mut;
-use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Once, OnceLock};
 
 use rustix::process::{Pid, getpid};
 
 /// Number of forks that led to this process.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 static FORK_HANDLER: Once = Once::new();
+static IN_CHILD: OnceLock<fn()> = OnceLock::new();
 
 extern "C" fn after_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
-    super::marks::reset_after_fork();
+    if let Some(reset) = IN_CHILD.get() {
+        reset();
+    }
+}
+
+/// Calls `reset` in the child of each fork, once a value of the parent was made. It may touch only atomics. The first
+/// caller's function stays.
+pub fn in_child(reset: fn()) {
+    let _ = IN_CHILD.set(reset);
 }
 
 struct Stored<T> {

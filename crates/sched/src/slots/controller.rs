@@ -27,7 +27,7 @@ use viola_policy::turbo::{OtherCoreUsage, RegularCore, TurboCore};
 use super::budget::Budget;
 use super::filler::Filler;
 use super::shared::{LocalPlan, SharedCore, SharedMemory, now};
-use super::threads::{VmThreads, set_cpu, set_fifo, set_ordinary};
+use super::threads::{VmThreads, become_realtime, set_cpu, set_fifo, set_ordinary};
 use crate::plan::Algorithm;
 use crate::priorities::CONTROLLER_PRIORITY;
 
@@ -102,18 +102,6 @@ pub fn run_core(
     core.view.notify(false, false);
     core.filler.set(false);
     Ok(())
-}
-
-/// Gives the calling thread SCHED_FIFO and pins it.
-///
-/// # Errors
-/// The kernel's error.
-pub fn become_realtime(cpu: u32, priority: i32) -> io::Result<()> {
-    match set_fifo(0, priority) {
-        0 => {}
-        errno => return Err(io::Error::from_raw_os_error(errno)),
-    }
-    pin(&[cpu])
 }
 
 /// Pins the calling thread to CPUs.

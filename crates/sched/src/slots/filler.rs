@@ -5,8 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
-use super::controller::become_realtime;
-use super::threads::set_fifo;
+use super::threads::{become_realtime, set_fifo};
 use crate::priorities::{FILLER_IDLE_PRIORITY, FILLER_PRIORITY};
 
 /// Keeps the core busy while a VM over its cap must not run.

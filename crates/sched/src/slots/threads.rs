@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The threads of one VM on one core.
 
+use std::io;
+
 use viola_policy::slices::Rank;
 
 use crate::priorities::priority;
@@ -222,7 +224,7 @@ fn set_scheduler(tid: i32, policy: i32, priority: i32) -> i32 {
     if unsafe { libc::sched_setscheduler(tid, policy, &param) } == 0 {
         return 0;
     }
-    let error = std::io::Error::last_os_error();
+    let error = io::Error::last_os_error();
     error.raw_os_error().unwrap_or(libc::EIO)
 }
 
@@ -238,6 +240,19 @@ pub fn set_cpu(tid: i32, cpu: u32) -> i32 {
         Ok(()) => 0,
         Err(e) => e.raw_os_error(),
     }
+}
+
+/// Gives the calling thread SCHED_FIFO and pins it.
+///
+/// # Errors
+/// The kernel's error.
+pub fn become_realtime(cpu: u32, priority: i32) -> io::Result<()> {
+    for errno in [set_fifo(0, priority), set_cpu(0, cpu)] {
+        if errno != 0 {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use viola_policy::slices::{MS, Nanos, US};
 
 use crate::net::NicCosts;
-use crate::sched::XenConfig;
+use crate::sched::{EevdfConfig, XenConfig};
 use crate::setup::{HostSetup, Policy};
 use crate::work::GuestCosts;
 
@@ -102,6 +102,15 @@ impl Testbed {
             cores: self.get("host_cores") as u32,
             by_tick: self.get("debit_by_tick") > 0.0,
             domain_0: true,
+        })
+    }
+
+    /// Stock Linux with UML guests.
+    pub fn stock_linux(&self) -> Policy {
+        Policy::Linux(EevdfConfig {
+            packets_wake: true,
+            guest_tick: self.ms("guest_tick_ms"),
+            ..EevdfConfig::default()
         })
     }
 

@@ -4,28 +4,15 @@
 use viola_policy::slices::{Class, DEFAULT_WEIGHT, MS, Nanos};
 
 use super::vslicer::figures_of_first;
-use super::{LAB, Papers, Testbed, figure};
+use super::{LAB, Papers, SECOND, Testbed, figure};
 use crate::cpu::CpuLoad;
-use crate::sched::EevdfConfig;
 use crate::setup::{HostSetup, Policy, VmSetup};
 use crate::work::{Files, GuestCosts, Ping};
-
-pub(super) const SECOND: Nanos = 1_000 * MS;
 
 pub(super) fn run(all: &mut Papers) {
     let bed = Testbed::lab();
     slices(all, &bed);
     files(all, &bed);
-    super::lab_turbo::run(all, &bed);
-}
-
-/// Stock Linux with UML guests.
-pub(super) fn stock_linux(bed: &Testbed) -> Policy {
-    Policy::Linux(EevdfConfig {
-        packets_wake: true,
-        guest_tick: bed.ms("guest_tick_ms"),
-        ..EevdfConfig::default()
-    })
 }
 
 fn slices(all: &mut Papers, bed: &Testbed) {
@@ -36,7 +23,7 @@ fn slices(all: &mut Papers, bed: &Testbed) {
     let viola = Policy::Interleaved {
         batch_slice: 4 * MS,
     };
-    let stock_linux = stock_linux(bed);
+    let stock_linux = bed.stock_linux();
     let four = GuestMix {
         vms: 4,
         busy: true,
@@ -174,7 +161,7 @@ fn files(all: &mut Papers, bed: &Testbed) {
     for (server, cpu, alone, beside) in cells {
         for (others, state, measured) in [(0, "alone", alone), (3, "beside three", beside)] {
             let mut setup = HostSetup {
-                policy: stock_linux(bed),
+                policy: bed.stock_linux(),
                 vms: vec![VmSetup::default(); 1 + others],
                 ..bed.host()
             };

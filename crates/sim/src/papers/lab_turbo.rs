@@ -5,9 +5,8 @@
 use viola_policy::slices::{MS, Nanos};
 use viola_policy::turbo::{TURBO_SLOT, TurboConfig};
 
-use super::lab::{SECOND, stock_linux};
 use super::vslicer::run_workloads;
-use super::{LAB, Papers, Testbed, figure};
+use super::{LAB, Papers, SECOND, Testbed, figure};
 use crate::cpu::CpuLoad;
 use crate::net::wire_time;
 use crate::setup::{HostSetup, Policy, VmSetup};
@@ -26,12 +25,13 @@ struct Side {
 
 const RATES: [f64; 3] = [5_000.0, 20_000.0, 50_000.0];
 
-pub(super) fn run(all: &mut Papers, bed: &Testbed) {
+pub(super) fn run(all: &mut Papers) {
+    let bed = &Testbed::lab();
     let slice = bed.ms("slice_ms");
     let sides = [
         Side {
             name: "stock",
-            policy: stock_linux(bed),
+            policy: bed.stock_linux(),
             ping: [3.4316, 12.5959],
             udp: [47.2, 25.7467, 8.2987],
             tcp: 9.7204,

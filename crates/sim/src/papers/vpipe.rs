@@ -4,7 +4,7 @@
 use viola_policy::slices::{MS, Nanos};
 
 use super::vslicer::figures_of_first;
-use super::{Papers, Plot, Testbed, figure, vturbo};
+use super::{Papers, Plot, Testbed, figure, vturbo_host};
 use crate::work::Files;
 
 const P: &str = "003";
@@ -16,7 +16,7 @@ pub(super) fn run(all: &mut Papers) {
     let disk = bed.get("disk_mb_per_s") * 1e6;
     let gain = |vms: usize, bytes: u64| {
         let [guest, host] = [false, true].map(|vpipe| {
-            let mut setup = vturbo::host(&bed, vms, false, "load_percent");
+            let mut setup = vturbo_host::host(&bed, vms, false, "load_percent");
             setup.paths.vpipe = vpipe;
             let files = Files::new(0, bytes, 1, Some(disk), bed.costs());
             let of = figures_of_first(&setup, vec![Box::new(files)], MINUTE);

@@ -4,14 +4,13 @@
 use viola_policy::slices::model::Round;
 use viola_policy::slices::{Class, MS, Nanos};
 
-use super::{Claim, Papers, Plot, Testbed, figure};
+use super::{Claim, Papers, Plot, SECOND, Testbed, figure};
 use crate::cpu::CpuLoad;
 use crate::setup::{HostSetup, Policy, VmSetup, lookbusy};
 use crate::work::{Ping, Tcp, TcpConfig, Udp};
 use crate::world::{Simulation, Workload};
 
 const P: &str = "000";
-const SECOND: Nanos = 1_000 * MS;
 
 /// `vms` VMs, of which the first `ls` are LSVMs under vSlicer; without LSVMs under the credit scheduler.
 pub(super) fn host(bed: &Testbed, vms: usize, ls: usize) -> HostSetup {

@@ -4,13 +4,12 @@
 use viola_policy::slices::{Class, MS, Nanos};
 
 use super::vslicer::{host, run_workloads};
-use super::{Claim, Papers, Plot, Testbed, figure};
+use super::{Claim, Papers, Plot, SECOND, Testbed, figure};
 use crate::cpu::CpuLoad;
 use crate::setup::{HostSetup, VmSetup};
 use crate::work::{Direction, Http, MediaStream, Mpi, Pattern};
 
 const P: &str = "000";
-const SECOND: Nanos = 1_000 * MS;
 /// Number of phase shifts between two hosts.
 const PHASES: u64 = 96;
 /// Number of phase shifts between a host and a sender or a timer. Another set of 480 gives the same mean within 1 % (of

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! vTurbo, section 5.2: applications under stock Xen and with turbo cores.
 
-use viola_policy::slices::{MS, Nanos};
-
 use super::vslicer::figures_of_first;
-use super::vturbo::{host, tcp};
-use super::{Claim, Papers, Testbed, figure};
+use super::vturbo_host::{host, tcp};
+use super::{Claim, Papers, SECOND, Testbed, figure};
 use crate::cpu::CpuLoad;
 use crate::work::Files;
 
 const P: &str = "002";
-const SECOND: Nanos = 1_000 * MS;
 
 /// SCP, NFS and Olio.
 pub(super) fn run(all: &mut Papers, bed: &Testbed) {

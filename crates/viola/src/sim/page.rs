@@ -3,7 +3,6 @@
 
 use viola_sim::papers::{Papers, Plot, Testbed, Verdict};
 
-use super::papers::{rows, summary};
 use super::show::number;
 use viola_report::html::{self, escape, legend};
 use viola_report::svg::{Anchor, Svg};
@@ -18,13 +17,10 @@ const BOTTOM: f64 = 40.0;
 /// CSS classes of curves; a fifth curve has the first class again.
 const CLASSES: [&str; 3] = ["s0", "s1", "s2"];
 
-/// Makes the page.
-pub fn html(all: &Papers, beds: &[Testbed]) -> String {
+/// Makes the page: `rows` is the table of all rows, `summary` a sentence about them.
+pub fn html(all: &Papers, beds: &[Testbed], rows: &Table, summary: &str) -> String {
     let mut body = String::from("<h1>The papers, and the model</h1>\n");
-    body.push_str(&format!(
-        "<p class=\"lead\">{}</p>\n",
-        escape(&summary(all))
-    ));
+    body.push_str(&format!("<p class=\"lead\">{}</p>\n", escape(summary)));
     body.push_str("<h2>Figures of the model</h2>\n<div class=\"pair\">\n");
     for (k, plot) in all.plots.iter().enumerate() {
         body.push_str(&format!("<figure><h3>{}</h3>\n", escape(plot.title)));
@@ -50,7 +46,7 @@ pub fn html(all: &Papers, beds: &[Testbed]) -> String {
     }
     body.push_str("</div>\n<h2>All rows</h2>\n<div class=\"scroll\">");
     body.push_str(
-        &rows(all).html(
+        &rows.html(
             "A row agrees within 15 %, inside the range that is stated, or if its shape holds.",
         ),
     );
@@ -157,7 +153,7 @@ mod tests {
             curves: vec![("c".into(), vec![(1.0, 2.0)]), ("empty".into(), vec![])],
             paper: vec![("p", 1.0, f64::NAN)],
         });
-        let page = html(&all, &Testbed::all());
+        let page = html(&all, &Testbed::all(), &Table::new([""]), "sum");
         assert!(page.contains("fig &lt;1&gt;") && page.contains("<svg"));
         assert!(page.contains("Testbed xen-3.4") && !page.contains("http"));
         assert!(

@@ -9,7 +9,7 @@ use viola_sim::papers::{self, Claim, Papers, Row, Testbed, Verdict};
 use super::show::number;
 use super::{Papers as Args, json, page};
 use viola_cli::error::{Failure, Outcome};
-use viola_cli::table;
+use viola_cli::table::print;
 use viola_report::table::Table;
 
 #[derive(Serialize)]
@@ -32,7 +32,8 @@ pub(super) fn run(args: &Args) -> Outcome {
         fs::write(&file, text).map_err(|e| Failure::run(format!("{}: {e}", file.display())))
     };
     fs::create_dir_all(dir).map_err(|e| Failure::run(format!("{}: {e}", dir.display())))?;
-    put("papers.html", page::html(&all, &beds))?;
+    let (table, summary) = (rows(&all), summary(&all));
+    put("papers.html", page::html(&all, &beds, &table, &summary))?;
     put(
         "papers.json",
         serde_json::to_string_pretty(&whole).map_err(Failure::run)?,
@@ -40,8 +41,8 @@ pub(super) fn run(args: &Args) -> Outcome {
     if args.json {
         return json(&whole);
     }
-    let mut text = rows(&all).text();
-    text.push_str(&format!("\n{}\n", summary(&all)));
+    let mut text = table.text();
+    text.push_str(&format!("\n{summary}\n"));
     let off: Vec<_> = all
         .rows
         .iter()
@@ -61,11 +62,11 @@ pub(super) fn run(args: &Args) -> Outcome {
         "\nwritten: {}\n",
         dir.join("papers.html").display()
     ));
-    table::print(&text)
+    print(&text)
 }
 
 /// Number of rows that agree.
-pub(super) fn summary(all: &Papers) -> String {
+fn summary(all: &Papers) -> String {
     let text = |(agree, rows): (usize, usize)| format!("{agree} of {rows}");
     let of = |held_out| text(all.score(held_out));
     let missing = all
@@ -117,7 +118,7 @@ fn paper(claim: Claim) -> String {
 }
 
 /// The table of all rows.
-pub(super) fn rows(all: &Papers) -> Table {
+fn rows(all: &Papers) -> Table {
     let names = [
         ("000", "000: vSlicer (dissertation, chapter 2)"),
         ("001", "001: vRead, a cost model"),

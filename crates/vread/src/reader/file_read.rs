@@ -9,7 +9,8 @@ use fuse_backend_rs::api::filesystem::ZeroCopyWriter;
 
 use super::block::{Block, LocalBlock, Location};
 use super::fs::{BlockFs, error};
-use super::guest_buffers::{LocalFile, ReadOnly, is_first_attempt};
+use super::guest_buffers::{ReadOnly, is_first_attempt};
+use super::local_file::LocalFile;
 use super::nodes::FileNode;
 use super::service::count;
 use crate::lock::lock;

@@ -7,9 +7,6 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use fuse_backend_rs::file_buf::FileVolatileSlice;
 use fuse_backend_rs::file_traits::FileReadWriteVolatile;
-use viola_extents::host::Source;
-
-use super::block::LocalBlock;
 
 /// Maximum buffers in a system call.
 const MAX_BUFFERS: usize = 1024;
@@ -59,50 +56,6 @@ pub(super) fn will_be_retried() -> bool {
 /// Whether this is the first attempt at the request.
 pub(super) fn is_first_attempt() -> bool {
     WAITING.get() != Waiting::Retry
-}
-
-/// The data or checksum file of a local block. The caller holds the hazard.
-pub(super) struct LocalFile<'a> {
-    pub(super) block: &'a LocalBlock,
-    pub(super) meta: bool,
-}
-
-impl FillGuest for LocalFile<'_> {
-    fn fill(&mut self, bufs: &[FileVolatileSlice<'_>], offset: u64) -> io::Result<usize> {
-        let mut buffers = GuestBuffers::new(bufs);
-        let map = self.block.map(self.meta);
-        let mut at = offset;
-        for source in self.block.image.sources(map, offset, buffers.left as u64)? {
-            match source {
-                Source::Zero { len } => {
-                    buffers.zero(size(len));
-                    at += len;
-                }
-                Source::File { fd, offset, len } => {
-                    buffers.read(fd, offset, size(len))?;
-                    at += len;
-                }
-                Source::Encoded { len } => {
-                    if must_not_wait() {
-                        return Err(would_wait());
-                    }
-                    let mut bytes = vec![0; size(len)];
-                    let got = self.block.image.read_at(map, at, &mut bytes)?;
-                    if got < bytes.len() {
-                        return Err(io::ErrorKind::UnexpectedEof.into());
-                    }
-                    buffers.copy(&bytes);
-                    at += len;
-                }
-            }
-        }
-        Ok(size(at - offset))
-    }
-}
-
-/// Lengths are bounded by the buffers of a request, far below 4 GiB.
-fn size(len: u64) -> usize {
-    usize::try_from(len).unwrap_or(usize::MAX)
 }
 
 pub(super) fn would_wait() -> io::Error {
@@ -179,7 +132,12 @@ impl<'a> GuestBuffers<'a> {
         }
     }
 
-    fn read(&mut self, fd: BorrowedFd<'_>, mut offset: u64, len: usize) -> io::Result<()> {
+    pub(super) fn read(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        mut offset: u64,
+        len: usize,
+    ) -> io::Result<()> {
         let mut len = len.min(self.left);
         while len > 0 {
             let (buffers, hidden) = self.next(len);
@@ -217,14 +175,14 @@ impl<'a> GuestBuffers<'a> {
         Ok(())
     }
 
-    fn zero(&mut self, len: usize) {
+    pub(super) fn zero(&mut self, len: usize) {
         self.each(len, |at, len, _| {
             // SAFETY: as in `each`.
             unsafe { at.write_bytes(0, len) }
         });
     }
 
-    fn copy(&mut self, bytes: &[u8]) {
+    pub(super) fn copy(&mut self, bytes: &[u8]) {
         // SAFETY: `bytes` is borrowed for the call.
         unsafe { self.copy_from(bytes.as_ptr(), bytes.len()) }
     }

@@ -9,7 +9,8 @@ use fuse_backend_rs::file_buf::FileVolatileSlice;
 use viola_proto::agent::BlockKey;
 
 use super::block::{Block, LocalBlock, Location};
-use super::guest_buffers::{FillGuest, LocalFile, without_waiting};
+use super::guest_buffers::{FillGuest, without_waiting};
+use super::local_file::LocalFile;
 use super::service::{Service, count};
 
 /// Why a read failed.

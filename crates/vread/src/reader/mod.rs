@@ -16,6 +16,7 @@ mod device;
 mod file_read;
 mod fs;
 mod guest_buffers;
+mod local_file;
 mod local_read;
 mod nodes;
 mod pool;

@@ -14,6 +14,7 @@ use viola_proto::agent::BlockKey;
 use super::block::Block;
 
 use crate::lock::{read, write};
+use crate::random::random;
 
 /// Maximum number of nodes; some 500 bytes each.
 pub(super) const MAX_NODES: usize = 32_768;
@@ -96,7 +97,7 @@ impl Nodes {
     /// Numbers nodes from a random start, so that a kernel with nodes of another worker gets ESTALE and never another
     /// file's bytes. The start is below 2^63, because numbers are directory offsets, too.
     pub(super) fn from_random() -> Self {
-        Self::starting_after((super::stream::random() >> 2).max(ROOT))
+        Self::starting_after((random() >> 2).max(ROOT))
     }
 
     fn starting_after(last: u64) -> Self {

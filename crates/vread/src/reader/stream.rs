@@ -26,6 +26,7 @@ use super::pool::Pool;
 use super::service::{Service, count};
 use crate::control::StreamState;
 use crate::lock::lock;
+use crate::random::random;
 
 /// Maximum requests that wait for a disk.
 const MAX_JOBS: usize = 64;
@@ -107,14 +108,6 @@ impl StreamServer {
         }
         spawned.map(drop)
     }
-}
-
-/// A random number.
-pub(super) fn random() -> u64 {
-    let mut bytes = [0; 8];
-    // getrandom(2) never returns fewer than 8 bytes, and its pool is initialised long before VMs run.
-    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    u64::from_ne_bytes(bytes)
 }
 
 struct Job {

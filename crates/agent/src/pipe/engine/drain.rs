@@ -3,46 +3,22 @@
 //! before the connection is extracted.
 //!
 //! A connection is handed over with nearly empty queues. So the agent polls until the source is empty and the sink's
-//! peer has acknowledged nearly everything, or until [`DRAIN_TIMEOUT`].
+//! peer has acknowledged nearly everything, or until [`DRAIN_TIMEOUT`](super::drain_poll).
 
 use std::time::{Duration, Instant};
 
 use viola_proto::pipe::{MAX_QUEUE_BYTES, PipeId};
 
 use super::Pipes;
+use super::drain_poll::DrainPoll;
 use super::entry::{Sink, Source};
 use crate::pipe::forward::{Outcome, forward, store};
 use crate::pipe::life::{Event, Sides};
 use crate::pipe::reason::Reason;
 
-/// Time limit for draining.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between two polls: at first, and at most.
-const MIN_POLL_INTERVAL: Duration = Duration::from_millis(1);
-const MAX_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Maximum bytes that the agent keeps in memory for one pipe, and for all pipes.
 const MAX_KEPT_BYTES_PER_PIPE: u64 = 8 << 20;
 const MAX_KEPT_BYTES: u64 = 64 << 20;
-
-/// When a held connection is polled.
-#[derive(Debug, Clone, Copy)]
-pub struct DrainPoll {
-    until: Instant,
-    next: Instant,
-    wait: Duration,
-    /// The last poll found nothing.
-    quiet: bool,
-}
-
-impl DrainPoll {
-    fn again(&mut self, now: Instant, moved: bool) {
-        self.wait = match moved {
-            true => MIN_POLL_INTERVAL,
-            false => (self.wait * 2).min(MAX_POLL_INTERVAL),
-        };
-        self.next = now + self.wait;
-    }
-}
 
 impl Pipes {
     /// The host holds a connection: starts to drain it.
@@ -51,12 +27,7 @@ impl Pipes {
         let Some(pipe) = self.pipes.get_mut(&pipe).filter(|p| p.life.is_held()) else {
             return;
         };
-        pipe.drain.get_or_insert(DrainPoll {
-            until: now + DRAIN_TIMEOUT,
-            next: now,
-            wait: MIN_POLL_INTERVAL,
-            quiet: false,
-        });
+        pipe.drain.get_or_insert(DrainPoll::new(now));
     }
 
     /// Time until the next poll.

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use viola_proto::pipe::{Connection, PipeId, PipeRequest};
 
-use super::drain::DrainPoll;
+use super::drain_poll::DrainPoll;
 use crate::pipe::counters::Counters;
 use crate::pipe::lease::FileKey;
 use crate::pipe::life::{HostCommand, Life, Sides};

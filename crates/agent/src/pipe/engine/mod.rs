@@ -12,6 +12,7 @@
 //! | `host` | messages of the host |
 
 mod drain;
+mod drain_poll;
 mod entry;
 mod handover;
 mod host;
