@@ -70,13 +70,13 @@ struct {
 	__type(value, u32);
 } taps SEC(".maps");
 
-/* Whether the gate is shut. */
+/* Whether the gate is closed: 1, or 0 while packets may leave. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, u32);
 	__type(value, u32);
-} shut SEC(".maps");
+} gate_closed SEC(".maps");
 
 struct ipv4 {
 	u8 version_length;
@@ -209,7 +209,7 @@ int to_guest(struct __sk_buff *skb)
 		return TCX_NEXT;
 	if (!flow->known && !bpf_skb_load_bytes(skb, 6, flow->next_hop, 6))
 		flow->known = 1;
-	if (flow->state != FLOW_LED) {
+	if (flow->state != FLOW_REDIRECTED) {
 		count(&flow->held);
 		return flow->out ? bpf_redirect(flow->out, 0) : TCX_DROP;
 	}
@@ -271,7 +271,7 @@ SEC("tc")
 int gate(struct __sk_buff *skb)
 {
 	u32 first = 0;
-	u32 *is_shut = bpf_map_lookup_elem(&shut, &first);
+	u32 *is_closed = bpf_map_lookup_elem(&gate_closed, &first);
 
-	return is_shut && *is_shut ? TCX_DROP : TCX_NEXT;
+	return is_closed && *is_closed ? TCX_DROP : TCX_NEXT;
 }

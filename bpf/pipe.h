@@ -14,8 +14,8 @@ struct flow_key {
 
 enum flow_state {
 	FLOW_HELD = 1,		/* neither the VM nor the host's socket gets or sends packets */
-	FLOW_LED = 2,		/* redirected to the host's socket */
-	FLOW_TAKEN = 3,		/* the host's socket sends already; the peer's packets are kept and passed to it */
+	FLOW_REDIRECTED = 2,	/* redirected to the host's socket */
+	FLOW_RELAYED = 3,	/* the host's socket sends already; the peer's packets are kept and passed to it */
 };
 
 struct flow {

@@ -40,7 +40,7 @@ pub struct Config {
     /// Milliseconds between linking a block, and mapping and naming it.
     pub settle_ms: u64,
     /// Maximum MiB of deleted or replaced blocks that links hold; above it the agent names no new block.
-    pub hold_mib: u64,
+    pub max_held_mib: u64,
     /// Maximum number of named blocks.
     pub blocks: u32,
     /// Maximum number of blocks named per second.
@@ -74,7 +74,7 @@ impl Default for Config {
             datanode: "127.0.0.1:9866".into(),
             quiet_ms: 3000,
             settle_ms: 500,
-            hold_mib: 2048,
+            max_held_mib: 2048,
             blocks: 100_000,
             names_per_s: 200,
             recheck_s: 600,
@@ -178,7 +178,7 @@ impl Config {
         for (key, value, low, high) in [
             ("quiet_ms", self.quiet_ms, 100, 3_600_000),
             ("settle_ms", self.settle_ms, 50, 60_000),
-            ("hold_mib", self.hold_mib, 1, 1 << 30),
+            ("max_held_mib", self.max_held_mib, 1, 1 << 30),
             ("blocks", self.blocks.into(), 1, 10_000_000),
             ("names_per_s", self.names_per_s.into(), 1, 100_000),
             ("recheck_s", self.recheck_s, 1, 1 << 30),
@@ -218,7 +218,7 @@ impl Config {
     /// The bounds of the ledger.
     pub fn bounds(&self) -> Bounds {
         Bounds {
-            max_held_bytes: self.hold_mib << 20,
+            max_held_bytes: self.max_held_mib << 20,
             max_blocks: self.blocks as usize,
             max_names_per_s: self.names_per_s,
         }

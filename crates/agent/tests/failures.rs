@@ -76,7 +76,7 @@ fn no_link_is_removed_while_no_host_is_connected() {
 fn too_many_held_bytes_stop_naming() {
     let vm = TestVm::boot("ag-hold", "xfs");
     vm.sh("make 1 1001 900; make 2 1002 900");
-    vm.agent("hold_mib = 1");
+    vm.agent("max_held_mib = 1");
     let host = vm.host();
     host.wait_named(&[(1, 1001), (2, 1002)]);
     host.state().hold = true;

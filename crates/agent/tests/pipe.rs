@@ -151,7 +151,7 @@ fn the_peers_end_of_file_is_read_after_the_return() {
 
 #[test]
 fn files_and_sockets_that_cannot_be_handed_over_are_refused() {
-    let bed = Bed::new("most = 1");
+    let bed = Bed::new("max_pipes = 1");
     let (path, _) = bed.file("page", 5000);
     let (client, server) = bed.connection();
     let program = bed.program();
@@ -214,7 +214,7 @@ fn files_and_sockets_that_cannot_be_handed_over_are_refused() {
     assert_eq!(program.end(), LibraryReply::Refused { id: 20, errno });
     drop(writer);
 
-    // the host may refuse it too, and `most` is one
+    // the host may refuse it too, and `max_pipes` is one
     program.send(21, (0, 1), page(), &server);
     let given = given(&bed);
     program.send(22, (0, 1), page(), &server);

@@ -15,7 +15,7 @@ use bed::Bed;
 use bed::files::{bytes, is_clean, is_fixed, new};
 use bed::handover::over;
 
-/// The host copies at most `most` bytes of a pipe; returns how many.
+/// The host copies at most `max_pipes` bytes of a pipe; returns how many.
 fn copied(bed: &Bed, most: usize) -> u64 {
     let PipeRequest::Start {
         pipe,

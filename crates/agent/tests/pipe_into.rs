@@ -52,7 +52,7 @@ fn given(bed: &Bed) -> Given {
 }
 
 impl Given {
-    /// Moves at most `most` bytes from the connection to the disk; returns how many.
+    /// Moves at most `max_pipes` bytes from the connection to the disk; returns how many.
     fn work(&mut self, bed: &Bed, most: u64) -> u64 {
         let (mut sent, most) = (0, most.min(self.length));
         let mut piece = vec![0; 60_001];

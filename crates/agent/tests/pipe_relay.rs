@@ -141,7 +141,7 @@ struct Given {
 }
 
 impl Given {
-    /// Moves bytes, all or at most `most`; returns how many.
+    /// Moves bytes, all or at most `max_pipes`; returns how many.
     fn work(&mut self, most: u64) -> u64 {
         let (mut sent, most) = (0, most.min(self.length));
         let mut piece = vec![0; 64 << 10];

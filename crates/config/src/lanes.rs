@@ -41,7 +41,7 @@ pub struct Lanes {
     #[serde(deserialize_with = "fraction::<_, 100>")]
     freq: f64,
     #[serde(deserialize_with = "fraction::<_, 100>")]
-    heavy: f64,
+    heavy_freq: f64,
     #[serde(deserialize_with = "fraction::<_, 100>")]
     margin: f64,
     #[serde(deserialize_with = "duration::<_, 0, MAX_HOLD>")]
@@ -54,7 +54,7 @@ pub struct Lanes {
     #[serde(deserialize_with = "duration::<_, 0, MAX_HOLD>")]
     retry: u64,
     #[serde(deserialize_with = "duration::<_, S, { 600 * S }>")]
-    patience: u64,
+    release_timeout: u64,
 }
 
 // No value is NaN: `fraction` checks the range of each.
@@ -71,14 +71,14 @@ impl Default for Lanes {
             alpha: policy.alpha,
             di2: policy.di2,
             freq: policy.freq,
-            heavy: policy.heavy,
+            heavy_freq: policy.heavy_freq,
             margin: policy.margin,
             hold: policy.hold,
             hold_per_attach: policy.hold_per_attach,
             moves: policy.moves as u32,
             release: policy.release,
             retry: policy.retry,
-            patience: 10 * S,
+            release_timeout: 10 * S,
         }
     }
 }
@@ -91,7 +91,7 @@ impl Lanes {
 
     /// Time in which a guest has to release a VF before the daemon takes it.
     pub fn release_timeout(&self) -> Duration {
-        Duration::from_nanos(self.patience)
+        Duration::from_nanos(self.release_timeout)
     }
 
     /// Thresholds of the policy (paper 004, sections 3.2 to 3.6).
@@ -100,7 +100,7 @@ impl Lanes {
             alpha: self.alpha,
             di2: self.di2,
             freq: self.freq,
-            heavy: self.heavy,
+            heavy_freq: self.heavy_freq,
             margin: self.margin,
             hold: self.hold,
             hold_per_attach: self.hold_per_attach,

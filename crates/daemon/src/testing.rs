@@ -130,7 +130,7 @@ pub fn view(names: &[&str]) -> crate::api::view::View {
             mechanism: None,
             accounting: "exact".into(),
             cores: Vec::new(),
-            left_out: Vec::new(),
+            unmanaged: Vec::new(),
             libvirt: viola_proto::Libvirt::default(),
             failures: 0,
             warnings: Vec::new(),

@@ -38,7 +38,6 @@ pub struct Entry {
     /// Identity of the guest: `netns:NAME`, or the VM's.
     pub guest: String,
     /// How the daemon reaches the guest.
-    #[serde(rename = "how")]
     pub access: GuestAccess,
     /// Ethernet address of the guest.
     pub mac: Mac,

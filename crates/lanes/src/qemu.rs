@@ -50,10 +50,9 @@ pub struct QemuGuest {
     /// PCIe root port to plug into; `None`: a free one.
     pub port: Option<String>,
     /// Socket of the agent that keeps the VF in a bond, if there is one.
-    #[serde(default, rename = "voice")]
+    #[serde(default)]
     pub agent: Option<PathBuf>,
     /// Time limit for the guest to release a VF.
-    #[serde(rename = "patience")]
     pub release_timeout: Duration,
 }
 

@@ -51,7 +51,6 @@ pub struct UmlGuest {
     /// Number of the vector device that uses the VF (`vecN`).
     pub unit: u32,
     /// Time limit for the guest to release a VF.
-    #[serde(rename = "patience")]
     pub release_timeout: Duration,
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Forwards connections: proxy PORT ADDRESS PORT
-   For requests that are small and answers that are large: the client is to speak before the server does. Of each answer
-   the host relays the part that is announced by Content-Length; whatever else comes is copied. */
+   For small requests and large responses; the client sends first. The host relays the part of each response that
+   Content-Length announces; the program copies everything else. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -19,7 +19,7 @@
 
 static struct sockaddr_in to = {.sin_family = AF_INET};
 
-static int all(int fd, const char *bytes, size_t length)
+static int write_all(int fd, const char *bytes, size_t length)
 {
     while (length) {
         ssize_t n = write(fd, bytes, length);
@@ -31,8 +31,8 @@ static int all(int fd, const char *bytes, size_t length)
     return 0;
 }
 
-/* How many bytes are still to come after these, which begin an answer; 0 when that is not known. */
-static size_t announced(char *bytes, size_t have)
+/* Bytes of a response that follow its first `have` bytes; 0 if unknown. */
+static size_t bytes_to_come(char *bytes, size_t have)
 {
     bytes[have] = 0;
     char *end = strstr(bytes, "\r\n\r\n"), *line = strcasestr(bytes, "\r\nContent-Length:");
@@ -42,23 +42,23 @@ static size_t announced(char *bytes, size_t have)
     return length > here && length - here < SIZE_MAX / 2 ? (size_t)(length - here) : 0;
 }
 
-/* Moves what has come; 0 at the end. */
-static int some(int from, int into, int is_answer)
+/* Forwards the bytes that have arrived; 0 at the end of the connection. */
+static int forward(int from, int into, int is_response)
 {
     char bytes[16385];
     ssize_t n = read(from, bytes, sizeof bytes - 1);
-    if (n <= 0 || all(into, bytes, (size_t)n))
+    if (n <= 0 || write_all(into, bytes, (size_t)n))
         return 0;
-    size_t rest = is_answer ? announced(bytes, (size_t)n) : 0;
+    size_t rest = is_response ? bytes_to_come(bytes, (size_t)n) : 0;
     while (rest) {
-        int begun = vpipe_begin(from, into, 0, rest);
-        struct pollfd over = {.fd = begun, .events = POLLIN};
-        if (begun < 0)
+        int transfer = vpipe_begin(from, into, 0, rest);
+        struct pollfd ended = {.fd = transfer, .events = POLLIN};
+        if (transfer < 0)
             return 0;
-        /* a program of events has the descriptor in its set, and goes on with others */
-        while (poll(&over, 1, -1) < 0 && errno == EINTR)
+        /* an event-driven program would add the descriptor to its set and serve others meanwhile */
+        while (poll(&ended, 1, -1) < 0 && errno == EINTR)
             ;
-        ssize_t moved = vpipe_end(begun);
+        ssize_t moved = vpipe_end(transfer);
         if (moved <= 0)
             return 0;
         rest -= (size_t)moved;
@@ -69,15 +69,15 @@ static int some(int from, int into, int is_answer)
 static void *serve(void *argument)
 {
     int client = (int)(intptr_t)argument, server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    struct pollfd both[] = {{.fd = client, .events = POLLIN}, {.fd = server, .events = POLLIN}};
+    struct pollfd sockets[] = {{.fd = client, .events = POLLIN}, {.fd = server, .events = POLLIN}};
     if (!connect(server, (struct sockaddr *)&to, sizeof to))
-        while (poll(both, 2, -1) > 0 || errno == EINTR) {
-            if (both[0].revents && !some(client, server, 0)) {
+        while (poll(sockets, 2, -1) > 0 || errno == EINTR) {
+            if (sockets[0].revents && !forward(client, server, 0)) {
                 shutdown(server, SHUT_WR);
-                both[0].fd = -1;
-                both[0].revents = 0;
+                sockets[0].fd = -1;
+                sockets[0].revents = 0;
             }
-            if (both[1].revents && !some(server, client, 1))
+            if (sockets[1].revents && !forward(server, client, 1))
                 break;
         }
     close(server);

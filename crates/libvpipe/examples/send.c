@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sends a file to whoever listens: send FILE ADDRESS PORT */
+/* Sends a file to a server: send FILE ADDRESS PORT */
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Receives files: upload FOLDER ADDRESS PORT
-   A client says a file's length (8 bytes, the most significant one first) and its bytes, hears how many of them there are
-   (the same 8 bytes), and may go on with the next one. Files are named 1, 2, ... in the folder. */
+   A client sends a file's length (8 bytes, big endian) and its bytes. It gets the number of received bytes (8 bytes, big
+   endian), and may send the next file. Files are named 1, 2, ... in the folder. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <endian.h>
@@ -32,7 +32,7 @@ static int receive(int connection, int folder, unsigned number, uint64_t length)
         if (n < 0)
             perror("vpipe_file");
         if (n <= 0)
-            break; /* the client is gone: what came stays */
+            break; /* the client is gone; the received bytes stay */
         left -= (uint64_t)n;
     }
     if (close(file))

@@ -134,7 +134,7 @@ pub struct Status {
     /// Cores that are set aside.
     pub cores: Vec<Core>,
     /// VMs whose settings the daemon cannot apply.
-    pub left_out: Vec<UnmanagedVm>,
+    pub unmanaged: Vec<UnmanagedVm>,
     /// Unexpected ends of a mechanism since the daemon started.
     pub failures: u32,
     /// The connection to libvirt.
@@ -161,7 +161,7 @@ mod tests {
     fn a_status_of_another_version_is_read() {
         // as 0.1.0 wrote it, with a key of a version to come
         let text = r#"{"pid":1,"version":"0.1.0","config":"/etc/viola/viola.toml","uptime_ns":5,"interval_ns":100000000,
-            "stage":"idle","why":"no VM asks for it","mechanism":"slots","accounting":"exact","cores":[],"left_out":[],
+            "stage":"idle","why":"no VM asks for it","mechanism":"slots","accounting":"exact","cores":[],"unmanaged":[],
             "failures":0,"of_tomorrow":{"a":1}}"#;
         let status: Status = serde_json::from_str(text).unwrap();
         assert_eq!(status.stage, Stage::Idle);

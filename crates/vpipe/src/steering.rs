@@ -60,7 +60,7 @@ impl Steering {
             fd.map_err(Error::kernel("copying a descriptor"))
         };
         let flows = FlowTable::from(copy(map("flows")?)?);
-        let gate = EgressGate::from(copy(map("shut")?)?);
+        let gate = EgressGate::from(copy(map("gate_closed")?)?);
         Ok(Self {
             object,
             flows,

@@ -33,17 +33,17 @@ fn the_kernel_command_line_wins() {
     .unwrap();
     assert_eq!(config.data, [PathBuf::from("/x"), PathBuf::from("/y")]);
     assert_eq!((config.quiet_ms, config.blocks), (1000, 7));
-    assert_eq!(config.hold_mib, Config::default().hold_mib);
+    assert_eq!(config.max_held_mib, Config::default().max_held_mib);
     assert!(config.mount.is_none() && !config.is_standalone());
     let pipes = read(
-        "[pipe]\nmost = 5",
+        "[pipe]\nmax_pipes = 5",
         "viola.agent.pipe.files=/srv viola.agent.pipe.users=www-data,7",
     )
     .unwrap();
     assert!(!pipes.is_standalone());
     let pipe = pipes.pipes().unwrap();
     assert_eq!(
-        (pipe.files.as_slice(), pipe.most),
+        (pipe.files.as_slice(), pipe.max_pipes),
         (["/srv".into()].as_slice(), 5)
     );
     assert_eq!(pipe.users, [User::Name("www-data".into()), User::Uid(7)]);
@@ -139,9 +139,9 @@ fn an_invalid_configuration_gives_one_sentence_with_file_and_key() {
             "viola.agent.pipe.relay=often: invalid type: string",
         ),
         (
-            "[pipe]\nfiles = ['/srv']\nmost = 0",
+            "[pipe]\nfiles = ['/srv']\nmax_pipes = 0",
             "",
-            "`most` in [pipe] is 0; it must be 1 to",
+            "`max_pipes` in [pipe] is 0; it must be 1 to",
         ),
         (
             "[pipe]\nfiles = ['/srv']\nsocket = 's'",

@@ -18,9 +18,9 @@ pub struct Report {
     /// Whether the agent made the bond.
     pub made: bool,
     /// How often a VF was made the active port.
-    pub taken: u64,
+    pub activations: u64,
     /// How often the host asked for the VF.
-    pub left: u64,
+    pub releases: u64,
     /// The last error, if any.
     pub why: Option<String>,
 }
@@ -34,7 +34,7 @@ impl fmt::Display for Report {
             write!(
                 f,
                 "lane: {} of {} and a VF{made}: by {}; {} VFs used, {} given back before",
-                self.bond, self.nic, self.active, self.taken, self.left
+                self.bond, self.nic, self.active, self.activations, self.releases
             )?;
         }
         match &self.why {

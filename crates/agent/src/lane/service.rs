@@ -106,7 +106,7 @@ impl LaneThread {
                 Action::AddPort(vf) => (add_port(&pair, vf), "cannot add the VF to the bond"),
                 Action::Activate(vf) => {
                     let done = set_active_port(pair.bond, vf);
-                    self.report.taken += u64::from(done.is_ok());
+                    self.report.activations += u64::from(done.is_ok());
                     (done, "cannot activate the VF")
                 }
             };
@@ -191,7 +191,7 @@ impl LaneThread {
         };
         // the answer comes first: from now on the host may send all packets to the paravirtual NIC
         let failed = failed.map(|e| format!("cannot activate the paravirtual NIC: {e}"));
-        self.report.left += u64::from(failed.is_none());
+        self.report.releases += u64::from(failed.is_none());
         self.host.reply(&LaneReply { n, failed });
         vfs.into_iter().for_each(release_vf);
     }

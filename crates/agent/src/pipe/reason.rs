@@ -10,7 +10,7 @@ pub enum Reason {
     NoSession,
     /// The host does not know the disk yet.
     UnprovenDisk,
-    /// `most` pipes exist already.
+    /// `max_pipes` pipes exist already.
     TooManyPipes,
     /// Not a regular file that the program may read, or write at any offset.
     BadFile,

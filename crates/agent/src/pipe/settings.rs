@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 /// Maximum path length of a unix socket, in bytes.
 const MAX_SOCKET_PATH_BYTES: usize = 107;
-/// Upper bound of `most`: each pipe takes up to four descriptors.
+/// Upper bound of `max_pipes`: each pipe takes up to four descriptors.
 const MAX_PIPES: u32 = 4096;
 
 /// `[pipe]`
@@ -26,7 +26,7 @@ pub struct Settings {
     /// Socket at which programs ask.
     pub socket: PathBuf,
     /// Maximum number of pipes at a time.
-    pub most: u32,
+    pub max_pipes: u32,
 }
 
 /// A user of this VM.
@@ -47,7 +47,7 @@ impl Default for Settings {
             relay: false,
             users: vec![User::Name("root".into())],
             socket: viola_proto::pipe::library::SOCKET.into(),
-            most: 256,
+            max_pipes: 256,
         }
     }
 }
@@ -71,10 +71,10 @@ impl Settings {
                 "`socket` in [pipe] must be an absolute path of at most {MAX_SOCKET_PATH_BYTES} bytes"
             ));
         }
-        if !(1..=MAX_PIPES).contains(&self.most) {
+        if !(1..=MAX_PIPES).contains(&self.max_pipes) {
             return Err(format!(
-                "`most` in [pipe] is {}; it must be 1 to {MAX_PIPES}",
-                self.most
+                "`max_pipes` in [pipe] is {}; it must be 1 to {MAX_PIPES}",
+                self.max_pipes
             ));
         }
         if self.users.contains(&User::Name(String::new())) {

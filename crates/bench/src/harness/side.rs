@@ -326,7 +326,7 @@ impl Daemon {
                     Some(core) if status.stage == Stage::Running => core.why.clone(),
                     _ => status.why.clone(),
                 };
-                if let Some(left) = status.left_out.first() {
+                if let Some(left) = status.unmanaged.first() {
                     last = format!("{}: {}", left.vm, left.why);
                 }
                 if status.stage == Stage::Off && started.elapsed() > SETTLE_TIMEOUT {

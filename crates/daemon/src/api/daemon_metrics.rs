@@ -56,10 +56,10 @@ pub fn write(out: &mut Text, status: &Status) {
     let help = "Failures of a mechanism";
     out.head(name, Kind::Counter, help);
     out.line(name, &[], status.failures.into());
-    let name = "viola_domains_left_out";
+    let name = "viola_domains_unmanaged";
     let help = "VMs that do not get the class or cap that was set";
     out.head(name, Kind::Gauge, help);
-    out.line(name, &[], status.left_out.len() as f64);
+    out.line(name, &[], status.unmanaged.len() as f64);
     let name = "viola_events_total";
     out.head(name, Kind::Counter, "Log lines, by kind");
     for (kind, word) in KINDS {

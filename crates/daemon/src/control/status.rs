@@ -88,7 +88,7 @@ impl Control {
 
     pub(super) fn status(&self, now: Instant) -> Status {
         let (stage, why) = self.slices.stage(&self.inputs);
-        let left_out = |(id, why): &(viola_host::VmId, String)| UnmanagedVm {
+        let unmanaged = |(id, why): &(viola_host::VmId, String)| UnmanagedVm {
             vm: id.to_string(),
             why: why.clone(),
         };
@@ -103,7 +103,7 @@ impl Control {
             why,
             mechanism: self.slices.mechanism_name().map(str::to_owned),
             accounting: self.slices.accounting_text(),
-            left_out: self.slices.left_out().iter().map(left_out).collect(),
+            unmanaged: self.slices.left_out().iter().map(unmanaged).collect(),
             libvirt: self.libvirt_status(),
             failures: self.slices.failures(),
             warnings: self.warnings.clone(),

@@ -76,7 +76,6 @@ pub struct Domain {
 #[serde(tag = "word", rename_all = "lowercase")]
 pub enum Message {
     /// The connection is established; from now on libvirt reports every change.
-    #[serde(rename = "here")]
     Connected {
         /// Domains that run.
         domains: Vec<Domain>,
@@ -89,7 +88,6 @@ pub enum Message {
         what: String,
     },
     /// The connection could not be made, or has ended. The last line.
-    #[serde(rename = "gone")]
     Disconnected {
         /// The cause, in one sentence.
         why: String,

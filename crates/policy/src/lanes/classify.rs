@@ -41,7 +41,7 @@ pub fn classify(config: &Config, di2: f64, traffic: Traffic) -> Kind {
     let waits = di2 >= config.di2;
     if !waits {
         Kind::Cpu
-    } else if traffic.freq >= config.heavy.max(config.freq) {
+    } else if traffic.freq >= config.heavy_freq.max(config.freq) {
         Kind::NetHeavy
     } else if traffic.freq >= config.freq {
         Kind::Net

@@ -114,7 +114,7 @@ pub struct Config {
     /// Minimum packet frequency of a network-bound VM, percent of the samples.
     pub freq: f64,
     /// Minimum packet frequency of a VM that may hold several VFs, percent (TRAFFIC_FREQ of section 4.5).
-    pub heavy: f64,
+    pub heavy_freq: f64,
     /// Part by which an IF must be higher to take the place of a holder, at least 0.0.
     pub margin: f64,
     /// Minimum time that a VM keeps a VF against others, ns.
@@ -135,7 +135,7 @@ impl Default for Config {
             alpha: 0.8,
             di2: 0.01,
             freq: 10.0,
-            heavy: 80.0,
+            heavy_freq: 80.0,
             margin: 0.1,
             hold: 10_000 * MS,
             hold_per_attach: 20,

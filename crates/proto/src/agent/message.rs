@@ -214,7 +214,6 @@ pub enum FromAgent {
 #[serde(rename_all = "snake_case")]
 pub enum ToAgent {
     /// The host started and expects a hello.
-    #[serde(rename = "hail")]
     HelloRequest {
         /// [`super::VERSION`].
         version: u32,
@@ -440,7 +439,7 @@ mod tests {
         );
         assert_eq!(
             serde_json::to_string(&ToAgent::HelloRequest { version: 1 }).unwrap(),
-            r#"{"hail":{"version":1}}"#
+            r#"{"hello_request":{"version":1}}"#
         );
     }
 

@@ -47,7 +47,7 @@ pub use reader::{BadMessage, FrameReader};
 pub use writer::{FrameWriter, SendError, encode};
 
 /// Version of the messages. Agent and host must have the same.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// First bytes of a frame.
 pub const MAGIC: [u8; 4] = *b"VIO1";

@@ -26,7 +26,6 @@ pub struct LaneRequest {
     /// MAC address of the NIC.
     pub mac: Mac,
     /// What the guest does with the VF.
-    #[serde(rename = "wish")]
     pub action: VfAction,
 }
 
@@ -36,7 +35,6 @@ pub struct LaneRequest {
 pub enum VfAction {
     /// The host is about to unplug the VF: the guest activates the paravirtual NIC, takes the VF down and releases
     /// it.
-    #[serde(rename = "leave")]
     Release,
     /// The VF stays: the guest uses it again.
     Use,
@@ -82,7 +80,7 @@ mod tests {
         };
         assert_eq!(
             serde_json::to_string(&asked).unwrap(),
-            r#"{"n":7,"mac":[2,0,0,0,0,1],"wish":"leave"}"#
+            r#"{"n":7,"mac":[2,0,0,0,0,1],"action":"release"}"#
         );
         let mut reader = FrameReader::new();
         reader.push(&encode(&asked).unwrap());

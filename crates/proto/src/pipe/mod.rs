@@ -99,7 +99,6 @@ pub enum PipeRequest {
         peer: SocketAddr,
     },
     /// Starts to move bytes. The bytes in the source's `unread` come first.
-    #[serde(rename = "give")]
     Start {
         /// A new number, or that of a [`PipeRequest::Hold`] of the source.
         pipe: PipeId,
@@ -121,7 +120,6 @@ pub enum PipeRequest {
         pipe: PipeId,
     },
     /// The agent has restored the returned connections in the VM's sockets.
-    #[serde(rename = "taken")]
     Restored {
         /// A finished pipe.
         pipe: PipeId,
@@ -162,7 +160,6 @@ pub enum PipeReply {
         bytes: Bytes,
     },
     /// The pipe has ended.
-    #[serde(rename = "back")]
     Finished {
         /// Number of the pipe.
         pipe: PipeId,
@@ -178,7 +175,7 @@ pub enum PipeReply {
         #[serde(default, skip_serializing_if = "is_zero_errno")]
         errno: i32,
         /// How long the host had the connections, in microseconds; 0 when unknown.
-        #[serde(rename = "spent", default, skip_serializing_if = "is_zero_micros")]
+        #[serde(default, skip_serializing_if = "is_zero_micros")]
         host_us: u64,
     },
 }
@@ -248,7 +245,7 @@ mod tests {
         let json = |message: &PipeReply| serde_json::to_string(message).unwrap();
         assert_eq!(
             serde_json::to_string(&PipeRequest::Restored { pipe: 1 }).unwrap(),
-            r#"{"taken":{"pipe":1}}"#
+            r#"{"restored":{"pipe":1}}"#
         );
         let file = Endpoint::File {
             fs: 1,
@@ -263,7 +260,7 @@ mod tests {
         };
         let text = serde_json::to_string(&start).unwrap();
         assert!(
-            text.starts_with(r#"{"give":{"pipe":1,"source":{"file":"#),
+            text.starts_with(r#"{"start":{"pipe":1,"source":{"file":"#),
             "{text}"
         );
         let finished = PipeReply::Finished {
@@ -276,7 +273,7 @@ mod tests {
         };
         assert_eq!(
             json(&finished),
-            r#"{"back":{"pipe":1,"sent":2,"errno":3,"spent":4}}"#
+            r#"{"finished":{"pipe":1,"sent":2,"errno":3,"host_us":4}}"#
         );
         assert_eq!(json(&PipeReply::Held { pipe: 1 }), r#"{"held":{"pipe":1}}"#);
     }

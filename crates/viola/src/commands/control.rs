@@ -171,7 +171,7 @@ fn table(s: &Status, colour: bool) -> String {
         }
         text.push_str(&align(&rows));
     }
-    for l in &s.left_out {
+    for l in &s.unmanaged {
         text.push_str(&format!("{}: {}\n", l.vm, l.why));
     }
     for w in &s.warnings {

@@ -24,7 +24,7 @@ use viola_proto::pipe::status::PipeStats;
 
 /// Protocol version; raise it when an older program would misread an order or a report. The daemon replaces a worker
 /// of another version.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// The role of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -346,7 +346,6 @@ pub struct ReaderStat {
     /// Whether the VM is connected.
     pub connected: bool,
     /// State of the byte stream, for a VM that uses one.
-    #[serde(rename = "line")]
     pub stream: StreamState,
     /// DataNode VMs that the VM may read.
     pub datanodes: Vec<String>,

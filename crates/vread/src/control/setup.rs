@@ -60,12 +60,10 @@ pub struct PipeSetup {
     /// Interface index of the veth to the sockets.
     pub veth: u32,
     /// Interface index of the veth for held packets.
-    #[serde(rename = "parked")]
     pub hold_veth: u32,
     /// The VM's own addresses.
     pub addresses: Vec<IpAddr>,
     /// Maximum number of pipes at a time.
-    #[serde(rename = "most")]
     pub max_pipes: usize,
     /// Maximum bytes per second of all pipes together.
     #[serde(default)]

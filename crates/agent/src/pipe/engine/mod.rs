@@ -51,7 +51,7 @@ use crate::pipe::life::{Action, Event};
 /// All pipes of the agent. Dropping it ends them.
 #[derive(Debug)]
 pub struct Pipes {
-    most: usize,
+    max_pipes: usize,
     relay_allowed: bool,
     /// Identifies this run of the agent.
     run: u64,
@@ -118,7 +118,7 @@ impl Pipes {
             .name("viola-pipe-map".into())
             .spawn(move || run_mapper(&jobs, &results, &shared))?;
         Ok(Self {
-            most: settings.most as usize,
+            max_pipes: settings.max_pipes as usize,
             relay_allowed: settings.relay,
             run: random(),
             programs: Programs::listen(&settings.socket, uids)?,

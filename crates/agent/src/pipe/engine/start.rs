@@ -79,7 +79,7 @@ impl Pipes {
         if self.host_state.epoch.is_none() || self.host_state.halt {
             return Err(Reason::NoSession);
         }
-        if self.pipes.len() >= self.most {
+        if self.pipes.len() >= self.max_pipes {
             return Err(Reason::TooManyPipes);
         }
         if request.kind == Kind::Relay && !self.relay_allowed {

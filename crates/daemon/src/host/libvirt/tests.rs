@@ -44,7 +44,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
 }
 
 const HERE: &str =
-    r#"echo '{"word":"here","domains":[{"name":"db01","uuid":"u1","state":"running"}]}'; "#;
+    r#"echo '{"word":"connected","domains":[{"name":"db01","uuid":"u1","state":"running"}]}'; "#;
 
 #[test]
 fn events_are_received_and_a_closed_connection_is_reopened() {
@@ -56,7 +56,7 @@ fn events_are_received_and_a_closed_connection_is_reopened() {
          echo '{{\"word\":\"event\",\"domain\":{{\"name\":\"web\",\"uuid\":\"u2\",\"state\":\"paused\"}},\"what\":\"suspended\"}}'; \
          echo '{{\"word\":\"of tomorrow\"}}'; \
          echo '{{\"word\":\"event\",\"domain\":{{\"name\":\"db01\",\"uuid\":\"u1\",\"state\":\"off\"}},\"what\":\"stopped\"}}'; \
-         {wait}echo '{{\"word\":\"gone\",\"why\":\"it has ended\",\"no_library\":false}}'; rm {0}",
+         {wait}echo '{{\"word\":\"disconnected\",\"why\":\"it has ended\",\"no_library\":false}}'; rm {0}",
         go.display()
     );
     let launch = launch(folder.path(), &script);
