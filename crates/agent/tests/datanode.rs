@@ -49,7 +49,7 @@ fn answers(keys: &[(&str, &str)], answer: &Probe) {
         _ => assert_eq!(about_other, *answer),
     }
     // and the plug-in declines where its client was handed a token
-    let past = "dfs.client.replica.accessor.builder.classes=org.viola.hdfs.Timed viola.vread.mount=/nothing";
+    let past = "dfs.client.replica.accessor.builder.classes=org.viola.hdfs.TimedAccess viola.vread.mount=/nothing";
     client.ask(&format!("open viola {past}")).unwrap();
     client.ask("viola read /ready 4096").unwrap();
     let counts: serde_json::Value = client.ask_for("counts").unwrap();

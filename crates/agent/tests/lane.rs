@@ -329,7 +329,10 @@ fn a_vf_joins_and_leaves_the_bond_and_the_end_restores_all() {
     );
     assert!(lost <= 2 * TURNS, "{lost} pings lost");
     let lane = bench.lane().unwrap();
-    assert_eq!((lane.activations, lane.releases), (TURNS as u64, TURNS as u64));
+    assert_eq!(
+        (lane.activations, lane.releases),
+        (TURNS as u64, TURNS as u64)
+    );
     bench.end("TERM");
     bench.is_as_before();
     assert_eq!(bench.sh("cat /tmp/agent.log"), "");

@@ -38,13 +38,13 @@ fn connected(client: &str, server: &str) -> (Wire, TcpStream, TcpStream) {
 }
 
 /// The traffic of one end. The position in each stream determines the bytes to send and to expect.
-struct Talk {
+struct Exchange {
     sent: u64,
     received: u64,
     seeds: (u64, u64),
 }
 
-impl Talk {
+impl Exchange {
     fn send(&mut self, mut stream: &TcpStream, count: usize) -> bool {
         let bytes: Vec<u8> = (0..count as u64)
             .map(|i| byte(self.sent + i, self.seeds.0))
@@ -83,19 +83,19 @@ fn start_client(client: TcpStream) -> (Arc<AtomicBool>, JoinHandle<(u64, u64, Tc
     let stop = end.clone();
     client.set_nonblocking(true).unwrap();
     let thread = std::thread::spawn(move || {
-        let mut talk = Talk {
+        let mut exchange = Exchange {
             sent: 0,
             received: 0,
             seeds: (1, 2),
         };
         while !stop.load(Ordering::SeqCst) {
-            talk.send(&client, 3000);
-            talk.receive(&client);
+            exchange.send(&client, 3000);
+            exchange.receive(&client);
             // With this pause a hand-over loses a few segments. Without it, hundreds get lost, and the kernel sends them again
             // one by one.
             std::thread::sleep(Duration::from_micros(300));
         }
-        (talk.sent, talk.received, client)
+        (exchange.sent, exchange.received, client)
     });
     (end, thread)
 }
@@ -117,23 +117,23 @@ fn cycles(client: &str, server: &str, loss: u32, count: usize) {
     let (wire, client, server) = connected(client, server);
     let address = server.local_addr().unwrap();
     let (end, chatter) = start_client(client);
-    wire.lose(loss);
+    wire.set_loss(loss);
     server.set_nonblocking(true).unwrap();
     let old = OwnedFd::from(server.try_clone().unwrap());
     let other = wire.new.socket(address);
     let there = TcpStream::from(other.try_clone().unwrap());
     there.set_nonblocking(true).unwrap();
-    let mut talk = Talk {
+    let mut exchange = Exchange {
         sent: 0,
         received: 0,
         seeds: (2, 1),
     };
     let mut queued = 0;
-    let speak = |talk: &mut Talk, stream: &TcpStream, bytes: u64| {
-        let wanted = (talk.sent + bytes, talk.received + bytes);
+    let exchange_bytes = |exchange: &mut Exchange, stream: &TcpStream, bytes: u64| {
+        let wanted = (exchange.sent + bytes, exchange.received + bytes);
         let begun = Instant::now();
-        while talk.sent < wanted.0 || talk.received < wanted.1 {
-            let moved = talk.send(stream, 5000) | talk.receive(stream);
+        while exchange.sent < wanted.0 || exchange.received < wanted.1 {
+            let moved = exchange.send(stream, 5000) | exchange.receive(stream);
             assert!(begun.elapsed() < Duration::from_secs(20), "no byte arrives");
             if !moved {
                 std::thread::sleep(Duration::from_micros(100));
@@ -141,7 +141,7 @@ fn cycles(client: &str, server: &str, loss: u32, count: usize) {
         }
     };
     for round in 0..count {
-        speak(&mut talk, &server, 40_000);
+        exchange_bytes(&mut exchange, &server, 40_000);
         let state = hand_over(&wire, &old, &other, Route::New);
         assert_eq!(
             (state.local, state.peer.is_ipv4()),
@@ -150,25 +150,25 @@ fn cycles(client: &str, server: &str, loss: u32, count: usize) {
         );
         assert!(state.sack && state.timestamp.is_some() && state.window_scale.is_some());
         queued += state.queued() + state.unread.len();
-        speak(&mut talk, &there, 40_000);
+        exchange_bytes(&mut exchange, &there, 40_000);
         let state = hand_over(&wire, &other, &old, Route::Old);
         queued += state.queued() + state.unread.len();
         // The next round needs a socket that was never bound.
         disconnect_silently(other.as_fd()).unwrap();
     }
     assert!(queued > 0, "no hand-over had bytes in its queues");
-    wire.lose(0);
+    wire.set_loss(0);
     end.store(true, Ordering::SeqCst);
     let (sent, received, client) = chatter.join().unwrap();
     // The remaining bytes arrive, too.
     let begun = Instant::now();
-    let mut rest = Talk {
+    let mut rest = Exchange {
         sent,
         received,
         seeds: (1, 2),
     };
-    while talk.received < sent || rest.received < talk.sent {
-        talk.receive(&server);
+    while exchange.received < sent || rest.received < exchange.sent {
+        exchange.receive(&server);
         rest.receive(&client);
         assert!(
             begun.elapsed() < Duration::from_secs(90),
@@ -176,7 +176,11 @@ fn cycles(client: &str, server: &str, loss: u32, count: usize) {
         );
         std::thread::sleep(Duration::from_micros(200));
     }
-    assert_eq!(wire.strays(), [], "a disconnected end sent packets");
+    assert_eq!(
+        wire.unexpected_packets(),
+        [],
+        "a disconnected end sent packets"
+    );
 }
 
 #[test]
@@ -280,7 +284,11 @@ fn a_connection_returns_to_its_original_socket() {
             assert_eq!(&five, b"hello");
         }
     }
-    assert_eq!(wire.strays(), [], "a disconnected end sent packets");
+    assert_eq!(
+        wire.unexpected_packets(),
+        [],
+        "a disconnected end sent packets"
+    );
 }
 
 #[test]

@@ -88,7 +88,7 @@ fn extract_idle(wire: &Wire, from: &TcpStream) -> TcpState {
     from_wire(to_wire(state).unwrap())
 }
 
-fn talk(mut from: &TcpStream, mut to: &TcpStream) {
+fn exchange(mut from: &TcpStream, mut to: &TcpStream) {
     let bytes = vec![7; 100_000];
     let mut got = vec![0; bytes.len()];
     std::thread::scope(|scope| {
@@ -131,7 +131,7 @@ fn pacing_moves_with_the_connection_and_the_first_socket_keeps_its_own() {
     wire.route_to(Route::New);
     ready.activate().unwrap();
     let there = TcpStream::from(there);
-    talk(&there, &client);
+    exchange(&there, &client);
     assert_eq!((congestion(&there).as_str(), pacing(&there)), (ours, RATE));
     assert!(paced(&there) <= RATE, "{}", paced(&there));
     // Moves the connection back.
@@ -140,7 +140,7 @@ fn pacing_moves_with_the_connection_and_the_first_socket_keeps_its_own() {
     let ready = restore(server.as_fd(), &state).unwrap();
     wire.route_to(Route::Old);
     ready.activate().unwrap();
-    talk(&server, &client);
+    exchange(&server, &client);
     assert_eq!(
         (congestion(&server).as_str(), pacing(&server)),
         (ours, RATE)

@@ -76,11 +76,11 @@ fn tun(address: IpAddr) -> File {
 
 /// State that the wire's thread shares with the test.
 struct WireState {
-    way: AtomicU8,
+    route: AtomicU8,
     /// Random packet loss, in thousandths.
     loss: AtomicU32,
     /// Packets from an end that is not connected now: the index of the end, and the TCP header.
-    strays: Mutex<Vec<(usize, String)>>,
+    unexpected_packets: Mutex<Vec<(usize, String)>>,
     /// Number of polls in which neither server end had sent a packet.
     quiet: AtomicU64,
     end: AtomicBool,
@@ -91,7 +91,7 @@ pub struct Wire {
     pub client: Namespace,
     pub old: Namespace,
     pub new: Namespace,
-    board: Arc<WireState>,
+    state: Arc<WireState>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -103,75 +103,75 @@ impl Wire {
             Namespace::new(server),
             Namespace::new(server),
         );
-        let board = Arc::new(WireState {
-            way: AtomicU8::new(Route::Old as u8),
+        let state = Arc::new(WireState {
+            route: AtomicU8::new(Route::Old as u8),
             loss: AtomicU32::new(0),
-            strays: Mutex::default(),
+            unexpected_packets: Mutex::default(),
             quiet: AtomicU64::new(0),
             end: AtomicBool::new(false),
         });
-        let tuns = [&client, &old, &new].map(|space| space.tun.try_clone().unwrap());
-        let shared = board.clone();
-        let thread = std::thread::spawn(move || carry(tuns, &shared));
+        let tun_devices = [&client, &old, &new].map(|space| space.tun.try_clone().unwrap());
+        let shared = state.clone();
+        let thread = std::thread::spawn(move || forward_packets(tun_devices, &shared));
         Self {
             client,
             old,
             new,
-            board,
+            state,
             thread: Some(thread),
         }
     }
 
-    pub fn route_to(&self, way: Route) {
-        self.board.way.store(way as u8, Ordering::SeqCst);
+    pub fn route_to(&self, route: Route) {
+        self.state.route.store(route as u8, Ordering::SeqCst);
     }
 
-    pub fn lose(&self, thousandths: u32) {
-        self.board.loss.store(thousandths, Ordering::SeqCst);
+    pub fn set_loss(&self, thousandths: u32) {
+        self.state.loss.store(thousandths, Ordering::SeqCst);
     }
 
     /// Waits until the wire has carried or dropped all packets that both ends have sent.
     pub fn settle(&self) {
-        let now = self.board.quiet.load(Ordering::SeqCst);
-        while self.board.quiet.load(Ordering::SeqCst) < now + 2 {
+        let now = self.state.quiet.load(Ordering::SeqCst);
+        while self.state.quiet.load(Ordering::SeqCst) < now + 2 {
             std::thread::sleep(Duration::from_micros(100));
         }
     }
 
     /// Packets that an end sent while the other one was connected.
-    pub fn strays(&self) -> Vec<(usize, String)> {
-        self.board.strays.lock().unwrap().clone()
+    pub fn unexpected_packets(&self) -> Vec<(usize, String)> {
+        self.state.unexpected_packets.lock().unwrap().clone()
     }
 }
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        self.board.end.store(true, Ordering::SeqCst);
+        self.state.end.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-fn carry(mut tuns: [File; 3], board: &WireState) {
+fn forward_packets(mut tun_devices: [File; 3], state: &WireState) {
     let mut packet = vec![0; 65536];
-    let mut chance: u32 = 1;
-    while !board.end.load(Ordering::SeqCst) {
+    let mut random: u32 = 1;
+    while !state.end.load(Ordering::SeqCst) {
         let mut polls = [0, 1, 2].map(|i: usize| libc::pollfd {
-            fd: tuns[i].as_raw_fd(),
+            fd: tun_devices[i].as_raw_fd(),
             events: libc::POLLIN,
             revents: 0,
         });
         // SAFETY: `polls` has three entries.
         unsafe { libc::poll(polls.as_mut_ptr(), 3, 20) };
         if (polls[1].revents | polls[2].revents) & libc::POLLIN == 0 {
-            board.quiet.fetch_add(1, Ordering::SeqCst);
+            state.quiet.fetch_add(1, Ordering::SeqCst);
         }
         for from in 0..3 {
             if polls[from].revents & libc::POLLIN == 0 {
                 continue;
             }
-            let size = tuns[from].read(&mut packet).unwrap();
+            let size = tun_devices[from].read(&mut packet).unwrap();
             // Carries TCP only; neighbour discovery and other protocols are ignored.
             let protocol = if packet[0] >> 4 == 4 {
                 packet[9]
@@ -181,27 +181,27 @@ fn carry(mut tuns: [File; 3], board: &WireState) {
             if protocol != 6 {
                 continue;
             }
-            chance = chance.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            if chance >> 8 & 1023 < board.loss.load(Ordering::SeqCst) * 1024 / 1000 {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            if random >> 8 & 1023 < state.loss.load(Ordering::SeqCst) * 1024 / 1000 {
                 continue;
             }
-            let way = board.way.load(Ordering::SeqCst);
+            let route = state.route.load(Ordering::SeqCst);
             let to = match from {
-                0 => usize::from(way),
-                _ if from == usize::from(way) => 0,
-                _ if way == Route::Nowhere as u8 => continue,
+                0 => usize::from(route),
+                _ if from == usize::from(route) => 0,
+                _ if route == Route::Nowhere as u8 => continue,
                 _ => {
                     let header = match packet[0] >> 4 {
                         4 => usize::from(packet[0] & 15) * 4,
                         _ => 40,
                     };
                     let tcp = format!("{:02x?} of {size} bytes", &packet[header..header + 20]);
-                    board.strays.lock().unwrap().push((from, tcp));
+                    state.unexpected_packets.lock().unwrap().push((from, tcp));
                     continue;
                 }
             };
             if from != 0 || to != 0 {
-                let _ = tuns[to].write(&packet[..size]);
+                let _ = tun_devices[to].write(&packet[..size]);
             }
         }
     }

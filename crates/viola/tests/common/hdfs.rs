@@ -163,7 +163,7 @@ impl Bed {
         let mut client = hdfs
             .client(self.lab(), self.guest("rd"))
             .unwrap_or_else(|e| panic!("{}", e.full()));
-        let past = "dfs.client.replica.accessor.builder.classes=org.viola.hdfs.Timed viola.vread.mount=/vread";
+        let past = "dfs.client.replica.accessor.builder.classes=org.viola.hdfs.TimedAccess viola.vread.mount=/vread";
         for open in [
             "open stock".into(),
             format!("open viola {past}"),

@@ -53,12 +53,12 @@ import org.apache.hadoop.util.ToolRunner;
  * stats                             what the plug-in has counted since the last time
  * </pre>
  *
- * {@link Examiner} has further requests.
+ * {@link FileRequests} has further requests.
  */
 public final class Bench {
   private final Map<String, FileSystem> sides = new HashMap<>();
   private final Map<String, Configuration> configurations = new HashMap<>();
-  private final Examiner examiner = new Examiner();
+  private final FileRequests fileRequests = new FileRequests();
   private long bytesSeen;
   private long fallbacksSeen;
 
@@ -115,9 +115,9 @@ public final class Bench {
     if (words[0].equals("stats")) {
       return stats();
     }
-    String examined = examiner.run(sides, words);
-    if (examined != null) {
-      return examined;
+    String reply = fileRequests.run(sides, words);
+    if (reply != null) {
+      return reply;
     }
     FileSystem fs = sides.get(words[0]);
     if (fs == null) {

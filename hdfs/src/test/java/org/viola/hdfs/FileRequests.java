@@ -20,14 +20,14 @@ import org.apache.hadoop.hdfs.DistributedFileSystem;
  * SIDE rename PATH TO
  * SIDE replicas PATH COUNT
  * SIDE check PATH SIZE              reads all once
- * SIDE watch PATH SIZE NAME COUNT   begins to read by threads, see {@link Watch}
+ * SIDE watch PATH SIZE NAME COUNT   begins to read by threads, see {@link VerifyingReaders}
  * watched NAME                      what they have seen since the last time
  * ended NAME                        the same, and ends them
  * counts                            all that the plug-in has counted, and its longest call since the last time
  * </pre>
  */
-final class Examiner {
-  private final Map<String, Watch> watches = new HashMap<>();
+final class FileRequests {
+  private final Map<String, VerifyingReaders> watches = new HashMap<>();
 
   /** Executes a request; returns null when it is not one of these. */
   String run(Map<String, FileSystem> sides, String[] words) throws IOException {
@@ -70,11 +70,11 @@ final class Examiner {
         fs.setReplication(path, Short.parseShort(words[3]));
         break;
       case "check":
-        Watch watch = new Watch(fs, path, Integer.parseInt(words[3]), 0);
+        VerifyingReaders watch = new VerifyingReaders(fs, path, Integer.parseInt(words[3]), 0);
         watch.whole();
         return watch.json();
       case "watch":
-        watches.put(words[4], new Watch(fs, path, Integer.parseInt(words[3]), Integer.parseInt(words[5])));
+        watches.put(words[4], new VerifyingReaders(fs, path, Integer.parseInt(words[3]), Integer.parseInt(words[5])));
         break;
       default:
         return null;
@@ -117,7 +117,7 @@ final class Examiner {
     }
   }
 
-  private static String end(Watch watch) throws IOException {
+  private static String end(VerifyingReaders watch) throws IOException {
     try {
       watch.end();
     } catch (InterruptedException e) {
@@ -129,7 +129,7 @@ final class Examiner {
   private static String counts() {
     Counters counters = Counters.get();
     StringBuilder text = new StringBuilder(String.format("{\"bytes\": %d, \"longest_ms\": %d, \"fallbacks\": {",
-        counters.bytes.value(), Timed.longestMillis()));
+        counters.bytes.value(), TimedAccess.longestMillis()));
     String comma = "";
     for (FallbackReason reason : FallbackReason.values()) {
       text.append(String.format("%s\"%s\": %d", comma, reason.label, counters.fallbacks(reason)));

@@ -14,7 +14,7 @@ import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.hdfs.client.HdfsDataInputStream;
 
 /** Threads that read files repeatedly and verify every byte. */
-final class Watch {
+final class VerifyingReaders {
   private final FileSystem fs;
   private final Path path;
   private final int size;
@@ -31,7 +31,7 @@ final class Watch {
   private long longest;
 
   /** Starts the threads; {@code path} is a file or a directory of files, {@code size} the bytes of a read. */
-  Watch(FileSystem fs, Path path, int size, int count) {
+  VerifyingReaders(FileSystem fs, Path path, int size, int count) {
     this.fs = fs;
     this.path = path;
     this.size = size;
@@ -87,7 +87,7 @@ final class Watch {
         if (random == null || random.nextBoolean()) {
           long at = 0;
           for (int n; !ends && (n = in.read(buffer, 0, buffer.length)) > 0; at += n) {
-            judge(file, pattern, at, buffer, n, last);
+            verify(file, pattern, at, buffer, n, last);
           }
           if (!ends && at < length) {
             throw new IOException(file + " ended at " + at + " of " + length);
@@ -97,7 +97,7 @@ final class Watch {
             long at = Math.floorMod(random.nextLong(), length);
             int n = (int) Math.min(length - at, 1 + random.nextInt(buffer.length));
             in.readFully(at, buffer, 0, n);
-            judge(file, pattern, at, buffer, n, last);
+            verify(file, pattern, at, buffer, n, last);
           }
         }
       } finally {
@@ -109,7 +109,7 @@ final class Watch {
     }
   }
 
-  private void judge(Path file, Pattern pattern, long at, byte[] buffer, int count, long[] last) {
+  private void verify(Path file, Pattern pattern, long at, byte[] buffer, int count, long[] last) {
     long now = System.nanoTime();
     int differs = pattern.differs(at, buffer, count);
     synchronized (this) {

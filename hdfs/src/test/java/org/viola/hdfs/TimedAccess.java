@@ -9,7 +9,7 @@ import org.apache.hadoop.hdfs.ReplicaAccessor;
 import org.apache.hadoop.hdfs.ReplicaAccessorBuilder;
 
 /** The plug-in with a measurement of its longest call. */
-public final class Timed extends ReplicaAccessorBuilder {
+public final class TimedAccess extends ReplicaAccessorBuilder {
   private static final AtomicLong LONGEST = new AtomicLong();
 
   private final ReplicaAccessorBuilder builder = new ViolaReplicaAccessorBuilder();
@@ -19,7 +19,7 @@ public final class Timed extends ReplicaAccessorBuilder {
     return LONGEST.getAndSet(0) / 1_000_000;
   }
 
-  private static void took(long begun) {
+  private static void recordDuration(long begun) {
     LONGEST.accumulateAndGet(System.nanoTime() - begun, Math::max);
   }
 
@@ -81,7 +81,7 @@ public final class Timed extends ReplicaAccessorBuilder {
   public ReplicaAccessor build() {
     long begun = System.nanoTime();
     ReplicaAccessor inner = builder.build();
-    took(begun);
+    recordDuration(begun);
     return inner == null ? null : new Clocked(inner);
   }
 
@@ -98,7 +98,7 @@ public final class Timed extends ReplicaAccessorBuilder {
       try {
         return inner.read(position, bytes, offset, count);
       } finally {
-        took(begun);
+        recordDuration(begun);
       }
     }
 
@@ -108,7 +108,7 @@ public final class Timed extends ReplicaAccessorBuilder {
       try {
         return inner.read(position, to);
       } finally {
-        took(begun);
+        recordDuration(begun);
       }
     }
 
@@ -118,7 +118,7 @@ public final class Timed extends ReplicaAccessorBuilder {
       try {
         inner.close();
       } finally {
-        took(begun);
+        recordDuration(begun);
       }
     }
 
