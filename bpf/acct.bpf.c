@@ -4,63 +4,14 @@
  *
  * Each thread of a VM has a small state in task storage: its VM, its account, and whether it runs, waits or sleeps. From the
  * scheduler's tracepoints the program derives, exactly and without polling, the run time and the waits of each vCPU (also as a
- * histogram), and the time that each VM used of each core. It notifies the slot controller of a managed core when a VM wakes or
- * blocks, and when a packet reaches the tap of a VM that waits for the core. New threads inherit VM and account from the thread
- * that created them.
+ * histogram), and the time that each VM used of each core; for each VM also the time from a packet's arrival at its tap until one
+ * of its vCPUs runs (delay.h). It notifies the slot controller of a managed core when a VM wakes or blocks, and when a packet
+ * reaches the tap of a VM that waits for the core. New threads inherit VM and account from the thread that created them.
  *
  * A switch between tasks of no VM costs two look-ups of a null pointer.
  */
 #include "types.h"
-
-/* The kernel types that the program uses; the loader relocates the offsets (CO-RE). */
-struct thread_info {
-	u32 cpu;
-} __attribute__((preserve_access_index));
-
-struct task_struct {
-	struct thread_info thread_info;
-	int pid;
-} __attribute__((preserve_access_index));
-
-struct ns_common {
-	unsigned int inum;
-} __attribute__((preserve_access_index));
-
-struct net {
-	struct ns_common ns;
-} __attribute__((preserve_access_index));
-
-typedef struct {
-	struct net *net;
-} possible_net_t;
-
-struct net_device {
-	possible_net_t nd_net;
-	int ifindex;
-} __attribute__((preserve_access_index));
-
-struct sk_buff {
-	struct net_device *dev;
-	unsigned int len;
-	__be16 protocol;
-	unsigned char *data;
-} __attribute__((preserve_access_index));
-
-enum {
-	BPF_MAP_TYPE_HASH = 1,
-	BPF_MAP_TYPE_ARRAY = 2,
-	BPF_MAP_TYPE_ARRAY_OF_MAPS = 12,
-	BPF_MAP_TYPE_RINGBUF = 27,
-	BPF_MAP_TYPE_TASK_STORAGE = 29,
-};
-
-enum {
-	BPF_F_NO_PREALLOC = 1U << 0,
-	BPF_F_MMAPABLE = 1U << 10,
-	BPF_LOCAL_STORAGE_GET_F_CREATE = 1,
-	BPF_RB_NO_WAKEUP = 1,
-	BPF_RB_FORCE_WAKEUP = 2,
-};
+#include "acct_kernel.h"
 
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
@@ -68,6 +19,8 @@ enum {
 #include <bpf/bpf_endian.h>
 
 #include "acct.h"
+#include "delay.h"
+#include "packets.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
@@ -81,6 +34,10 @@ struct thread {
 	u32 cpu;
 	u32 counted_vm;
 	u64 since;
+	u32 vcpu;		/* is a vCPU's thread */
+	u32 runs;		/* VM + 1 in whose .running it counts; 0: none */
+	u32 wants;		/* VM + 1 in whose .runnable it counts; 0: none */
+	u32 _pad;
 };
 
 struct {
@@ -97,6 +54,14 @@ struct {
 	__type(key, u32);
 	__type(value, struct account);
 } accounts SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, MAX_VMS);
+	__type(key, u32);
+	__type(value, struct vm_delay);
+} vm_delays SEC(".maps");
 
 /* The loader sets max_entries to CPUs * MAX_VMS. */
 struct {
@@ -116,10 +81,10 @@ struct {
 	__type(value, struct core_ctl);
 } core_ctls SEC(".maps");
 
-/* Interfaces whose packets are reported. */
+/* The VMs' interfaces. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1024);
+	__uint(max_entries, MAX_NICS);
 	__type(key, struct nic_key);
 	__type(value, struct nic_owner);
 } nics SEC(".maps");
@@ -161,29 +126,11 @@ static __always_inline struct core_vm *core_vm(u32 cpu, u32 vm)
 	return bpf_map_lookup_elem(&core_vms, &key);
 }
 
-/* Index of the highest bit set, 0 for 0. */
-static __always_inline u32 log2(u64 v)
+static __always_inline struct vm_delay *vm_delay(u32 vm)
 {
-	u32 r = 0;
-
-	if (v >> 32) { v >>= 32; r += 32; }
-	if (v >> 16) { v >>= 16; r += 16; }
-	if (v >> 8) { v >>= 8; r += 8; }
-	if (v >> 4) { v >>= 4; r += 4; }
-	if (v >> 2) { v >>= 2; r += 2; }
-	if (v >> 1) r += 1;
-	return r;
-}
-
-static __always_inline u32 bucket(u64 ns)
-{
-	u32 octave, b;
-
-	if (ns < 1024)
+	if (vm >= MAX_VMS)
 		return 0;
-	octave = log2(ns);
-	b = (octave - 10) * 4 + ((ns >> (octave - 2)) & 3);
-	return b < HIST_BUCKETS ? b : HIST_BUCKETS - 1;
+	return bpf_map_lookup_elem(&vm_delays, &vm);
 }
 
 /* Counts the thread as runnable on cpu. Returns 1 if its VM was not runnable there. */
@@ -207,6 +154,67 @@ static __always_inline int remove_runnable(struct thread *t)
 	t->counted = 0;
 	cv = core_vm(t->cpu, t->counted_vm);
 	return cv && __sync_fetch_and_add(&cv->runnable, -1) == 1;
+}
+
+/* Global functions: the verifier examines each once, not on every path that leads to a call. */
+__noinline int count_delays(u32 vm, u64 now)
+{
+	struct vm_delay *d = vm_delay(vm);
+
+	if (d)
+		delay_drain(d, now);
+	return 0;
+}
+
+__noinline int count_packet(u32 vm, u64 now)
+{
+	struct vm_delay *d = vm_delay(vm);
+
+	if (d && delay_packet(d, now))
+		count_delays(vm, now);
+	return 0;
+}
+
+/* Counts a vCPU thread as running or waiting. now is the time of its wake-up, 0 if it did not wake just now. */
+static __always_inline void vcpu_wants(struct thread *t, u64 now)
+{
+	struct vm_delay *d = vm_delay(t->vm);
+
+	if (!d || t->wants || __sync_val_compare_and_swap(&t->wants, 0, t->vm + 1))
+		return;
+	if (now)
+		delay_wake(d, now);
+	else
+		__sync_fetch_and_add(&d->runnable, 1);
+}
+
+/* Counts a vCPU thread as running. */
+static __always_inline void vcpu_runs(struct thread *t, u64 now)
+{
+	struct vm_delay *d = vm_delay(t->vm);
+
+	vcpu_wants(t, 0);
+	if (!d || __sync_val_compare_and_swap(&t->runs, 0, t->vm + 1))
+		return;
+	if (delay_run(d))
+		count_delays(t->vm, now);
+}
+
+/* Undoes vcpu_runs and, if the thread sleeps, vcpu_wants. The exchanges, here and there, keep the counts right when `enrol` moves
+ * the thread at the same time. */
+static __always_inline void vcpu_stops(struct thread *t, int sleeps)
+{
+	u32 ran = __sync_lock_test_and_set(&t->runs, 0), wanted;
+	struct vm_delay *d = ran ? vm_delay(ran - 1) : 0;
+
+	if (d)
+		__sync_fetch_and_add(&d->running, -1);
+	if (!sleeps)
+		return;
+	wanted = __sync_lock_test_and_set(&t->wants, 0);
+	d = wanted ? vm_delay(wanted - 1) : 0;
+	if (d)
+		__sync_fetch_and_add(&d->runnable, -1);
 }
 
 SEC("tp_btf/sched_switch")
@@ -254,6 +262,8 @@ int BPF_PROG(on_switch, _Bool preempt, struct task_struct *prev, struct task_str
 			p->state = SLEEPS;
 			blocked = remove_runnable(p);
 		}
+		if (p->vcpu)
+			vcpu_stops(p, p->state == SLEEPS);
 	}
 
 	if (n && n->vm != NO_VM) {
@@ -263,11 +273,9 @@ int BPF_PROG(on_switch, _Bool preempt, struct task_struct *prev, struct task_str
 			return 0;
 		if (n->state == QUEUED) {
 			u64 waited = now - n->since;
-			u32 b = bucket(waited);
 
 			__sync_fetch_and_add(&a->wait, waited);
-			if (b < HIST_BUCKETS)
-				__sync_fetch_and_add(&a->hist[b], 1);
+			hist_add(&a->waits, waited, 1);
 		}
 		if (n->counted && n->cpu != cpu)
 			remove_runnable(n);
@@ -277,6 +285,8 @@ int BPF_PROG(on_switch, _Bool preempt, struct task_struct *prev, struct task_str
 		cv->on_since = now;
 		n->state = RUNS;
 		n->since = now;
+		if (n->vcpu)
+			vcpu_runs(n, now);
 		if (n->vm == pvm)
 			blocked = 0;
 	}
@@ -313,6 +323,8 @@ static __always_inline int on_woken(struct task_struct *task)
 	t->state = QUEUED;
 	t->since = now;
 	__sync_fetch_and_add(&a->wakes, 1);
+	if (t->vcpu)
+		vcpu_wants(t, now);
 	if (!add_runnable(t, cpu, cv))
 		return 0;
 	__sync_fetch_and_add(&cv->wakes, 1);
@@ -368,6 +380,7 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 	c->account = p->account;
 	c->state = SLEEPS;
 	c->counted = 0;
+	c->vcpu = p->vcpu;
 	cpu = bpf_get_smp_processor_id();
 	ctl = bpf_map_lookup_elem(&core_ctls, &cpu);
 	if (ctl && ctl->managed)
@@ -394,49 +407,38 @@ int enrol(struct enrol_args *args)
 		/* The counts follow at the thread's next switch; a move between VMs is settled here. */
 		if (t->counted && t->counted_vm != args->vm)
 			remove_runnable(t);
+		if (!args->vcpu || t->vm != args->vm)
+			vcpu_stops(t, 1);
 		t->vm = args->vm;
 		t->account = args->account;
+		t->vcpu = args->vcpu;
+		/* A busy vCPU may run on for seconds before its next switch. */
+		if (t->vcpu && t->vm != NO_VM && bpf_core_field_exists(task->on_cpu) && task->on_cpu)
+			vcpu_runs(t, bpf_ktime_get_ns());
 		found = 1;
 	}
 	bpf_task_release(task);
 	return found;
 }
 
-enum {
-	ETH_BYTES = 14, IP4 = 0x0800, IP6 = 0x86dd, IP6_BYTES = 40, TCP = 6, TCP_BYTES = 20, SYN = 0x02,
-	/* Ethernet, and the longest headers of IPv4 and TCP */
-	HEADER_BYTES = ETH_BYTES + 60 + 60,
-};
-
-/* Whether it is a TCP segment without data that opens no connection: such a segment needs no reply, and is none. The packet
- * begins `at` bytes after skb->data. Anything that cannot be parsed counts as a packet that needs a reply. */
-static __always_inline int is_tcp_without_data(const struct sk_buff *skb, u32 at)
+/* Called from user space before a VM gets this index: drops packets that wait for the index's last VM. */
+SEC("syscall")
+int begin_vm(struct begin_args *args)
 {
-	u8 ip[IP6_BYTES] = {}, tcp[TCP_BYTES] = {};
-	u32 header, whole, proto = bpf_ntohs(skb->protocol);
+	struct vm_delay *d = vm_delay(args->vm);
+	u32 i;
 
-	if (skb->len > HEADER_BYTES || bpf_probe_read_kernel(ip, 20, skb->data + at))
+	if (!d)
 		return 0;
-	if (proto == IP4 && (ip[0] & 15) >= 5) {
-		if (ip[9] != TCP || (ip[6] & 0x3f) || ip[7]) /* or a fragment */
-			return 0;
-		header = (ip[0] & 15) * 4;
-		whole = ip[2] << 8 | ip[3];
-	} else if (proto == IP6) {
-		if (ip[6] != TCP)
-			return 0;
-		header = IP6_BYTES;
-		whole = IP6_BYTES + (ip[4] << 8 | ip[5]);
-	} else {
-		return 0;
-	}
-	if (bpf_probe_read_kernel(tcp, TCP_BYTES, skb->data + at + header))
-		return 0;
-	return !(tcp[13] & SYN) && header + (tcp[12] >> 4) * 4 >= whole;
+	d->oldest = 0;
+	d->woken = 0;
+	for (i = 0; i < DELAY_STEPS; i++)
+		d->steps[i] = 0;
+	return 1;
 }
 
-/* Handles a packet of a VM. A packet to a VM that sleeps wakes it; of one to a VM that waits for the core the controller must be
- * notified. Sends one event until the controller requests the next. */
+/* Handles a packet of a VM. Its delay is counted. A packet to a VM that sleeps wakes it; of one to a VM that waits for the core the
+ * controller must be notified, if there is one. Sends one event until the controller requests the next. */
 static __always_inline int on_packet(const struct sk_buff *skb, const struct net_device *dev, u32 seen)
 {
 	struct nic_key key = { .ifindex = dev->ifindex, .netns = dev->nd_net.net->ns.inum };
@@ -446,15 +448,21 @@ static __always_inline int on_packet(const struct sk_buff *skb, const struct net
 
 	if (!owner)
 		return 0;
-	cv = core_vm(owner->cpu, owner->vm);
+	cv = owner->cpu == NO_CPU ? 0 : core_vm(owner->cpu, owner->vm);
+	if (!cv && owner->to_guest != seen)
+		return 0;
 	/* Transmitted packets have an Ethernet header, received ones have lost it. */
-	if (!cv || is_tcp_without_data(skb, seen == PACKET_TRANSMITTED ? ETH_BYTES : 0))
+	if (is_tcp_without_data(skb, seen == PACKET_TRANSMITTED ? ETH_BYTES : 0))
 		return 0;
 	now = bpf_ktime_get_ns();
 	if (owner->to_guest != seen) {
-		cv->reply_at = now;
+		if (cv)
+			cv->reply_at = now;
 		return 0;
 	}
+	count_packet(owner->vm, now);
+	if (!cv)
+		return 0;
 	cv->request_at = now;
 	if (!cv->notify_io || cv->on_since)
 		return 0;

@@ -5,8 +5,17 @@
 
 #define MAX_VMS 1024		/* VMs on one host that are accounted per core */
 #define MAX_ACCOUNTS 8192		/* accounts: one per vCPU, one per VM for its service threads */
-#define HIST_BUCKETS 80		/* wait histogram: 4 buckets an octave, from 1.02 us (2^10 ns) on */
+#define MAX_NICS 4096		/* interfaces of all VMs */
+#define HIST_BUCKETS 80		/* histograms: 4 buckets an octave, from 1.02 us (2^10 ns) on */
+#define DELAY_STEPS 32		/* arrivals of waiting packets, see delay.h */
 #define NO_VM 0xffffffffu
+#define NO_CPU 0xffffffffu
+
+/* Times by length. All counters wrap. */
+struct hist {
+	u32 counts[HIST_BUCKETS];
+	u64 sums[HIST_BUCKETS];	/* of the times in each bucket, ns */
+};
 
 /* The time account of one vCPU (all its host threads), after XenMon: gotten, waiting, blocked. */
 struct account {
@@ -16,7 +25,7 @@ struct account {
 	u64 switches;		/* context switches to it */
 	u64 preempted;		/* lost the CPU while runnable */
 	u64 on_since;		/* on a CPU since then; 0: not now */
-	u32 hist[HIST_BUCKETS];	/* waits by length */
+	struct hist waits;	/* that have ended */
 };
 
 /* One VM on one core, for the slot controller. Row cpu * MAX_VMS + vm. */
@@ -30,6 +39,20 @@ struct core_vm {
 	u32 _pad;
 	u64 request_at;		/* time of the last packet that may need a reply */
 	u64 reply_at;	/* time of the VM's last packet that may be a reply */
+};
+
+/* What events for one VM wait until one of its vCPUs runs (delay.h). Events are packets that may need a reply, and wake-ups of a
+ * VM none of whose vCPUs ran or waited. */
+struct vm_delay {
+	u64 oldest;		/* arrival of the oldest packet that waits; 0: none waits */
+	u64 woken;		/* the wake-up, until a vCPU runs; 0: none */
+	s32 running;		/* vCPU threads that run */
+	s32 runnable;		/* vCPU threads that run or wait */
+	u32 shift;		/* a step is 2^shift ns long */
+	u32 _pad;
+	u32 steps[DELAY_STEPS];	/* packets that wait, by arrival after the oldest */
+	struct hist packets;	/* their delays */
+	struct hist wakes;	/* the wake-ups' delays */
 };
 
 /* One core, written by its controller. */
@@ -60,9 +83,15 @@ struct enrol_args {
 	u32 tid;
 	u32 vm;			/* NO_VM: forget the thread */
 	u32 account;
+	u32 vcpu;		/* it is a vCPU's thread, not a service thread */
 };
 
-/* An interface, and its VM with the core on which the VM takes interrupts. */
+/* Argument of the "begin_vm" program. */
+struct begin_args {
+	u32 vm;
+};
+
+/* An interface, and its VM. */
 struct nic_key {
 	u32 ifindex;
 	u32 netns;		/* inode number of its network namespace */
@@ -74,7 +103,7 @@ enum { PACKET_TRANSMITTED = 0, PACKET_RECEIVED = 1 };
 
 struct nic_owner {
 	u32 vm;
-	u32 cpu;
+	u32 cpu;		/* the core on which the VM takes interrupts, if a controller is to be notified; else NO_CPU */
 	u32 to_guest;		/* PACKET_TRANSMITTED or PACKET_RECEIVED */
 };
 

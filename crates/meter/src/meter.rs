@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The meter: follows the VMs of an inventory and takes snapshots of their time and traffic.
 
+mod delays;
 mod groups;
+mod packets;
 
 use std::collections::{BTreeMap, VecDeque};
 
 use viola_host::counters::IoFiles;
-use viola_host::{NicKind, Vm, VmId, counters};
+use viola_host::{Vm, VmId, counters};
 
-use crate::acct::{AccountTimes, Acct, AcctError, GuestPackets, MAX_ACCOUNTS, MAX_VMS};
-use crate::hist::WaitHist;
+use crate::acct::{AccountTimes, Acct, AcctError, MAX_ACCOUNTS, MAX_VMS, Role};
 use crate::snapshot::{Snapshot, Times, Traffic, VmSample};
-use groups::{Reading, SECOND, ThreadGroup, TimeSource, TrackedVm, difference, enrol, now, sample};
+pub use delays::Delays;
+use groups::{
+    DelayLogs, Reading, SECOND, ThreadGroup, TimeSource, TrackedVm, difference, enrol, now, sample,
+};
+pub use packets::Unseen;
+use packets::WatchedNics;
 
 /// Fewest snapshots kept once there were so many.
 pub const MIN_HISTORY: usize = 50;
@@ -36,8 +42,7 @@ pub struct Meter {
     /// When disk counters were last read, ns.
     disks_at: u64,
     disks: IoFiles,
-    /// Interfaces (ifindex, network namespace) whose packets are reported: VM index, core, and which packets go to the VM.
-    watched: BTreeMap<(u32, u32), (u32, u32, GuestPackets)>,
+    nics: WatchedNics,
     history: VecDeque<Snapshot>,
 }
 
@@ -74,7 +79,7 @@ impl Meter {
             followed: Vec::new(),
             disks_at: 0,
             disks: IoFiles::default(),
-            watched: BTreeMap::new(),
+            nics: WatchedNics::default(),
             history: VecDeque::new(),
         }
     }
@@ -85,6 +90,11 @@ impl Meter {
             TimeSource::Acct(a) => Some(a),
             TimeSource::SchedStat => None,
         }
+    }
+
+    /// Whether this meter counts exactly, with single waits and packets.
+    pub fn is_exact(&self) -> bool {
+        matches!(self.source, TimeSource::Acct(_))
     }
 
     /// A VM's index in the tables of the accounting program.
@@ -115,7 +125,7 @@ impl Meter {
         }
         let mut left_out = Vec::new();
         for vm in vms {
-            if !self.vms.contains_key(&vm.id) && !self.add_vm(vm) {
+            if !self.vms.contains_key(&vm.id) && !self.add_vm(vm)? {
                 left_out.push(vm.id.clone());
                 continue;
             }
@@ -123,12 +133,14 @@ impl Meter {
                 continue;
             };
             for (group, vcpu) in t.vcpus.iter_mut().zip(&vm.vcpus) {
-                enrol(&mut self.source, t.index, group, vcpu.threads.clone())?;
+                let threads = vcpu.threads.clone();
+                enrol(&mut self.source, t.index, group, Role::Vcpu, threads)?;
             }
             enrol(
                 &mut self.source,
                 t.index,
                 &mut t.service,
+                Role::Service,
                 vm.service.iter().map(|s| s.thread).collect(),
             )?;
         }
@@ -139,12 +151,13 @@ impl Meter {
             .collect();
         self.followed.sort_by(|a, b| a.id.cmp(&b.id));
         self.disks.follow(&self.followed);
+        self.watch_nics();
         Ok(left_out)
     }
 
-    fn add_vm(&mut self, vm: &Vm) -> bool {
+    fn add_vm(&mut self, vm: &Vm) -> Result<bool, AcctError> {
         if self.free_indexes.is_empty() || self.free_accounts.len() < vm.vcpus.len() + 1 {
-            return false;
+            return Ok(false);
         }
         let mut group = || ThreadGroup::new(self.free_accounts.pop().unwrap_or_default());
         let (vcpus, service) = (
@@ -157,12 +170,13 @@ impl Meter {
             start_time: vm.start_time,
             vcpus,
             service,
+            delays: DelayLogs::default(),
             traffic: None,
             has_disks: false,
         };
-        let second = now() / SECOND;
-        for group in &mut tracked.vcpus {
-            group.log_waits(&self.source, second);
+        if let TimeSource::Acct(acct) = &mut self.source {
+            acct.begin_vm(tracked.index)?;
+            tracked.log(acct, now());
         }
         for group in tracked.vcpus.iter().chain([&tracked.service]) {
             let start = match &self.source {
@@ -180,7 +194,7 @@ impl Meter {
             };
         }
         self.vms.insert(vm.id.clone(), tracked);
-        true
+        Ok(true)
     }
 
     fn remove_vm(&mut self, id: &VmId) -> Result<(), AcctError> {
@@ -199,60 +213,6 @@ impl Meter {
         // Reused last: a late event of the old VM must not count for a new one.
         self.free_indexes.insert(0, t.index);
         Ok(())
-    }
-
-    /// Reports packets for exactly these VMs, each to the controller of the core on which the VM takes interrupts. Returns the
-    /// VMs that this works for: those whose NICs are all host interfaces whose packets the kernel shows (no macvtap).
-    ///
-    /// # Errors
-    /// [`AcctError`].
-    pub fn watch_packets(&mut self, cores: &[(VmId, u32)]) -> Result<Vec<VmId>, AcctError> {
-        let TimeSource::Acct(acct) = &mut self.source else {
-            return Ok(Vec::new());
-        };
-        let mut wanted = BTreeMap::new();
-        let mut served = Vec::new();
-        for (id, cpu) in cores {
-            let (Some(t), Some(vm)) = (
-                self.vms.get(id),
-                self.followed.iter().find(|vm| vm.id == *id),
-            ) else {
-                continue;
-            };
-            let nics: Option<Vec<_>> = vm
-                .nics
-                .iter()
-                .map(|n| {
-                    let to_guest = match n.kind {
-                        NicKind::Tap => GuestPackets::Transmitted,
-                        NicKind::Raw => GuestPackets::Received,
-                        NicKind::Macvtap => return None,
-                    };
-                    Some(((n.ifindex?, n.netns as u32), to_guest))
-                })
-                .collect();
-            let Some(nics) = nics.filter(|t| !t.is_empty()) else {
-                continue;
-            };
-            for (nic, to_guest) in nics {
-                wanted.insert(nic, (t.index, *cpu, to_guest));
-            }
-            served.push(id.clone());
-        }
-        for (&(ifindex, netns), _) in self
-            .watched
-            .iter()
-            .filter(|(k, _)| !wanted.contains_key(*k))
-        {
-            acct.unwatch_nic(ifindex, netns)?;
-        }
-        for (key, owner) in &wanted {
-            if self.watched.get(key) != Some(owner) {
-                acct.watch_nic(key.0, key.1, owner.2, owner.0, owner.1)?;
-            }
-        }
-        self.watched = wanted;
-        Ok(served)
     }
 
     /// Reads the times of all vCPUs for the next [`Meter::snapshot`]. With the accounting program it makes no system call and
@@ -283,10 +243,10 @@ impl Meter {
             TimeSource::SchedStat => {
                 for t in self.vms.values_mut() {
                     for group in &mut t.vcpus {
-                        sample(group, &mut self.readings[group.account as usize].now, true);
+                        sample(group, &mut self.readings[group.account as usize].now);
                     }
                     let group = &mut t.service;
-                    sample(group, &mut self.readings[group.account as usize].now, false);
+                    sample(group, &mut self.readings[group.account as usize].now);
                 }
             }
         }
@@ -310,9 +270,11 @@ impl Meter {
         let nics = counters::nic_counters(&self.followed).unwrap_or_default();
         let samples = snapshot.vms.iter_mut().enumerate();
         for ((i, sample), t) in samples.zip(self.vms.values_mut()) {
-            for (times, group) in sample.vcpus.iter_mut().zip(&mut t.vcpus) {
+            for (times, group) in sample.vcpus.iter_mut().zip(&t.vcpus) {
                 *times = self.readings[group.account as usize].spent(span);
-                group.log_waits(&self.source, at / SECOND);
+            }
+            if let TimeSource::Acct(acct) = &self.source {
+                t.log(acct, at);
             }
             sample.service = self.readings[t.service.account as usize].spent(span);
             sample.traffic = Traffic::default();
@@ -386,22 +348,6 @@ impl Meter {
     /// The last snapshots, oldest first: at least 50 once there were so many.
     pub fn history(&self) -> &VecDeque<Snapshot> {
         &self.history
-    }
-
-    /// Waits of each vCPU over the last [`crate::WAIT_WINDOW_SECONDS`] seconds.
-    pub fn waits(&self, id: &VmId) -> Vec<WaitHist> {
-        let groups = self.vms.get(id).map_or(&[][..], |t| &t.vcpus);
-        let since = |group: &ThreadGroup| group.wait_log.since(&group.waits(&self.source));
-        groups.iter().map(since).collect()
-    }
-
-    /// Waits of all vCPUs of a VM together, see [`Meter::waits`].
-    pub fn vm_waits(&self, id: &VmId) -> WaitHist {
-        let mut sum = WaitHist::default();
-        for h in self.waits(id) {
-            sum.merge(&h);
-        }
-        sum
     }
 }
 

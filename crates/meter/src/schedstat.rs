@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Accounting without BPF: /proc/PID/task/TID/schedstat (kernel: Documentation/scheduler/sched-stats.rst).
 //!
-//! It gives time on a CPU, time on the run queue and context switches of a thread, but not single waits and wake-ups. The
-//! histogram gets the mean wait of each interval, so its upper quantiles are too low.
+//! It gives time on a CPU, time on the run queue and context switches of a thread, but no single waits, wake-ups or packets: without
+//! BPF there are no percentiles.
 
 use std::fs;
 

@@ -2,63 +2,31 @@
 //! The accounting program on the running kernel. Needs root and a kernel with BTF.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod support;
+
 use std::os::fd::AsFd;
-use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use viola_meter::acct::{Acct, CoreView, EventKind, Ring};
-
-/// A shell on core 1, ended when dropped.
-struct Process(Child);
-
-impl Process {
-    fn start(script: &str) -> Self {
-        Self(
-            Command::new("taskset")
-                .args(["-c", "1", "sh", "-c", script])
-                .spawn()
-                .unwrap(),
-        )
-    }
-    fn tid(&self) -> i32 {
-        self.0.id() as i32
-    }
-    fn cpu_ns(&self) -> u64 {
-        let text = std::fs::read_to_string(format!("/proc/{}/schedstat", self.0.id())).unwrap();
-        text.split(' ').next().unwrap().parse().unwrap()
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-const SPIN: &str = "while :; do :; done";
-
-fn nap(ms: u64) {
-    std::thread::sleep(Duration::from_millis(ms));
-}
+use support::{Process, SPIN, nap};
+use viola_meter::acct::{Acct, CoreView, EventKind, Ring, Role};
 
 #[test]
 fn run_times_of_two_busy_threads_agree_with_schedstat() {
     let mut acct = Acct::load().unwrap();
     let (a, b) = (Process::start(SPIN), Process::start(SPIN));
     nap(50);
-    assert!(acct.enrol(a.tid(), 0, 10).unwrap());
-    assert!(acct.enrol(b.tid(), 1, 11).unwrap());
+    assert!(acct.enrol(a.tid(), 0, 10, Role::Vcpu).unwrap());
+    assert!(acct.enrol(b.tid(), 1, 11, Role::Vcpu).unwrap());
     nap(100);
     let (account, hist, cpu) = (
         acct.accounts().times(10),
-        acct.accounts().hist(10),
+        acct.accounts().waits(10),
         a.cpu_ns(),
     );
     nap(600);
     let (account2, hist2, cpu2) = (
         acct.accounts().times(10),
-        acct.accounts().hist(10),
+        acct.accounts().waits(10),
         a.cpu_ns(),
     );
     let (ran, truth) = ((account2.run - account.run) as f64, (cpu2 - cpu) as f64);
@@ -68,7 +36,7 @@ fn run_times_of_two_busy_threads_agree_with_schedstat() {
         "accounted {ran} ns, schedstat {truth} ns"
     );
     assert!(account2.wait > account.wait, "with a neighbour it waits");
-    assert!(hist2.iter().sum::<u32>() > hist.iter().sum::<u32>());
+    assert!(hist2.counts.iter().sum::<u32>() > hist.counts.iter().sum::<u32>());
     let other = acct.accounts().times(11);
     assert!(other.run > 0 && other.switches > 0);
 }
@@ -82,7 +50,7 @@ fn a_forked_thread_belongs_to_its_vm_and_is_reported() {
     view.set_managed(true);
     let parent = Process::start("while :; do sleep 0.02; done");
     nap(30);
-    assert!(acct.enrol(parent.tid(), 3, 20).unwrap());
+    assert!(acct.enrol(parent.tid(), 3, 20, Role::Vcpu).unwrap());
     let deadline = Instant::now() + Duration::from_secs(5);
     let mut forked = Vec::new();
     while forked.len() < 3 && Instant::now() < deadline {
@@ -106,7 +74,7 @@ fn wake_ups_are_reported_on_request() {
     let mut ring = Ring::open(fds.ring.as_fd()).unwrap();
     let sleeper = Process::start("exec python3 -c 'import time\nwhile True: time.sleep(0.01)'");
     nap(200);
-    acct.enrol(sleeper.tid(), 5, 30).unwrap();
+    acct.enrol(sleeper.tid(), 5, 30, Role::Vcpu).unwrap();
     nap(50);
     assert!(ring.pop().is_none(), "no event was requested");
     view.notify(true, true);
@@ -131,12 +99,15 @@ fn an_unenrolled_thread_is_not_accounted() {
     let mut acct = Acct::load().unwrap();
     let p = Process::start(SPIN);
     nap(30);
-    acct.enrol(p.tid(), 0, 40).unwrap();
+    acct.enrol(p.tid(), 0, 40, Role::Vcpu).unwrap();
     nap(50);
     acct.unenrol(p.tid()).unwrap();
     nap(50);
     let before = acct.accounts().times(40);
     nap(100);
     assert_eq!(acct.accounts().times(40).switches, before.switches);
-    assert!(!acct.enrol(i32::MAX - 1, 0, 40).unwrap(), "no such thread");
+    assert!(
+        !acct.enrol(i32::MAX - 1, 0, 40, Role::Vcpu).unwrap(),
+        "no such thread"
+    );
 }

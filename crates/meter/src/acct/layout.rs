@@ -5,10 +5,16 @@
 pub const MAX_VMS: usize = 1024;
 /// Most accounts: one per vCPU, and one per VM for its service threads.
 pub const MAX_ACCOUNTS: usize = 8192;
-/// Buckets of a wait histogram; see [`bucket_bounds`].
+/// Most interfaces of VMs whose packets are seen.
+pub const MAX_NICS: usize = 4096;
+/// Buckets of a histogram; see [`bucket_bounds`].
 pub const HIST_BUCKETS: usize = 80;
+/// Steps in which a VM's waiting packets are kept; see [`VmDelay`].
+pub(crate) const DELAY_STEPS: usize = 32;
 /// A thread that belongs to no VM.
 pub const NO_VM: u32 = u32::MAX;
+/// The core of a VM that no controller manages.
+pub(crate) const NO_CPU: u32 = u32::MAX;
 
 /// Bytes of a core's event ring, a power of two.
 pub(crate) const RING_BYTES: u32 = 1 << 18;
@@ -19,8 +25,26 @@ pub(crate) const RING_BYTES: u32 = 1 << 18;
 pub struct Account {
     /// The counters, which are read often.
     pub times: AccountTimes,
-    /// Waits by length, see [`bucket_bounds`]; seven times the size of the counters.
-    pub hist: [u32; HIST_BUCKETS],
+    /// The waits that have ended; twenty times the size of the counters.
+    pub waits: HistCounters,
+}
+
+/// Times by length, as the accounting program counts them. All counters wrap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct HistCounters {
+    /// Times by length, see [`bucket_bounds`].
+    pub counts: [u32; HIST_BUCKETS],
+    /// The sum of the times in each bucket, ns.
+    pub sums: [u64; HIST_BUCKETS],
+}
+
+impl HistCounters {
+    /// All counters zero.
+    pub const ZERO: Self = Self {
+        counts: [0; HIST_BUCKETS],
+        sums: [0; HIST_BUCKETS],
+    };
 }
 
 /// The counters of an [`Account`], without its histogram.
@@ -63,6 +87,30 @@ pub struct CoreVm {
     pub request_at: u64,
     /// Time of the VM's last packet that may be a reply.
     pub reply_at: u64,
+}
+
+/// What events for one VM wait until one of its vCPUs runs; bpf/delay.h explains how packets are kept.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct VmDelay {
+    /// Arrival of the oldest packet that waits; 0: none waits.
+    pub oldest: u64,
+    /// A wake-up of the VM until a vCPU runs; 0: none.
+    pub woken: u64,
+    /// vCPU threads that run.
+    pub running: i32,
+    /// vCPU threads that run or wait.
+    pub runnable: i32,
+    /// A step is 2^shift ns long.
+    pub shift: u32,
+    /// Unused.
+    pub _pad: u32,
+    /// Packets that wait, by arrival after the oldest.
+    pub steps: [u32; DELAY_STEPS],
+    /// The packets' delays.
+    pub packets: HistCounters,
+    /// The wake-ups' delays.
+    pub wakes: HistCounters,
 }
 
 /// The notification flags of one core, set by its controller.
@@ -134,8 +182,8 @@ impl Event {
     }
 }
 
-/// Lower and upper bound (ns) of a bucket of [`Account::hist`]: four buckets an octave from 1,024 ns on. The first also
-/// counts shorter waits, the last longer ones.
+/// Lower and upper bound (ns) of a bucket of a histogram: four buckets an octave from 1,024 ns on. The first also
+/// counts shorter times, the last longer ones.
 pub fn bucket_bounds(bucket: usize) -> (u64, u64) {
     let edge = |b: usize| (4 + (b % 4) as u64) << (b / 4 + 8);
     (
@@ -148,7 +196,7 @@ pub fn bucket_bounds(bucket: usize) -> (u64, u64) {
     )
 }
 
-/// The bucket of a wait (ns).
+/// The bucket of a time (ns).
 pub fn bucket_of(ns: u64) -> usize {
     if ns < 1024 {
         return 0;
@@ -184,7 +232,10 @@ mod tests {
 
     #[test]
     fn sizes_are_those_of_the_c_structures() {
-        assert_eq!(size_of::<Account>(), 6 * 8 + 4 * HIST_BUCKETS);
+        assert_eq!(size_of::<HistCounters>(), (4 + 8) * HIST_BUCKETS);
+        assert_eq!(size_of::<Account>(), 6 * 8 + (4 + 8) * HIST_BUCKETS);
+        let hist = size_of::<HistCounters>();
+        assert_eq!(size_of::<VmDelay>(), 32 + 4 * DELAY_STEPS + 2 * hist);
         assert_eq!(size_of::<CoreVm>(), 56);
         assert_eq!(size_of::<CoreCtl>(), 16);
     }

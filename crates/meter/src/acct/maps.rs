@@ -8,7 +8,9 @@ use std::sync::atomic::{Ordering, fence};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::layout::{Account, AccountTimes, CoreCtl, CoreVm, HIST_BUCKETS, MAX_ACCOUNTS, MAX_VMS};
+use super::layout::{
+    Account, AccountTimes, CoreCtl, CoreVm, HistCounters, MAX_ACCOUNTS, MAX_VMS, VmDelay,
+};
 
 /// A map of the accounting program could not be mapped.
 #[derive(Debug, thiserror::Error)]
@@ -118,11 +120,25 @@ impl Accounts {
         }
     }
 
-    /// The histogram of one account, see [`Accounts::times`].
-    pub fn hist(&self, account: u32) -> [u32; HIST_BUCKETS] {
+    /// The waits of one account, see [`Accounts::times`].
+    pub fn waits(&self, account: u32) -> HistCounters {
         let account = self.0.ptr(account as usize);
         // SAFETY: in bounds and mapped; words, of which each is read whole.
-        unsafe { (&raw const (*account).hist).read_volatile() }
+        unsafe { (&raw const (*account).waits).read_volatile() }
+    }
+}
+
+/// What events wait for each VM, read-only.
+pub struct Delays(Shared<VmDelay>);
+
+impl Delays {
+    pub(super) fn map(fd: BorrowedFd<'_>) -> Result<Self, MapError> {
+        Ok(Self(Shared::map(fd, MAX_VMS, false, "delay table")?))
+    }
+
+    /// The delays of the VM with this index (below [`MAX_VMS`]).
+    pub fn vm(&self, vm: u32) -> VmDelay {
+        self.0.read(vm as usize)
     }
 }
 

@@ -2,11 +2,13 @@
 //! Exact time accounting at context switches, by a BPF program (bpf/acct.bpf.c).
 //!
 //! [`Acct`] loads and attaches the program and enrols threads. The results lie in maps that are mapped into memory, so reading
-//! them takes no system call: [`Accounts`] for the meter, [`CoreView`] for a slot controller. The controller gets events (a VM
+//! them takes no system call: [`Accounts`] and [`Delays`] for the meter, [`CoreView`] for a slot controller. The controller gets events (a VM
 //! woke or blocked, a packet came, a thread was created) through [`Ring`].
 
 mod layout;
 mod maps;
+#[cfg(test)]
+mod replay;
 mod ring;
 
 use std::io;
@@ -15,13 +17,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, ProgramInput};
 
 pub use layout::{
-    Account, AccountTimes, CoreCtl, CoreVm, Event, EventKind, HIST_BUCKETS, MAX_ACCOUNTS, MAX_VMS,
-    NO_VM, bucket_bounds, bucket_of,
+    Account, AccountTimes, CoreCtl, CoreVm, Event, EventKind, HIST_BUCKETS, HistCounters,
+    MAX_ACCOUNTS, MAX_NICS, MAX_VMS, NO_VM, VmDelay, bucket_bounds, bucket_of,
 };
-pub use maps::{Accounts, CoreView, MapError};
+pub use maps::{Accounts, CoreView, Delays, MapError};
 pub use ring::Ring;
 
-use layout::RING_BYTES;
+use layout::{NO_CPU, RING_BYTES};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/acct.bpf.o"));
 
@@ -80,6 +82,7 @@ pub struct Acct {
     sees_packets: bool,
     _rings: Vec<MapHandle>,
     accounts: Accounts,
+    delays: Delays,
     cpus: u32,
 }
 
@@ -89,6 +92,15 @@ impl std::fmt::Debug for Acct {
             .field("cpus", &self.cpus)
             .finish_non_exhaustive()
     }
+}
+
+/// What a thread of a VM does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It runs a vCPU. An event for the VM waits until such a thread runs.
+    Vcpu,
+    /// It does I/O or other work for the VM.
+    Service,
 }
 
 /// Which packets of an interface go to its VM. The others come from the VM.
@@ -149,12 +161,14 @@ impl Acct {
             }
         }
         let accounts = Accounts::map(map(&object, "accounts")?.as_fd())?;
+        let delays = Delays::map(map(&object, "vm_delays")?.as_fd())?;
         Ok(Self {
             object,
             links,
             sees_packets: false,
             _rings: Vec::new(),
             accounts,
+            delays,
             cpus,
         })
     }
@@ -169,16 +183,36 @@ impl Acct {
         &self.accounts
     }
 
+    /// The delays of all VMs.
+    pub fn delays(&self) -> &Delays {
+        &self.delays
+    }
+
+    /// Prepares the index `vm` (below [`MAX_VMS`]) for another VM: packets that still wait for the last VM with this index are
+    /// dropped.
+    ///
+    /// # Errors
+    /// [`AcctError`].
+    pub fn begin_vm(&mut self, vm: u32) -> Result<(), AcctError> {
+        self.run("begin_vm", &mut vm.to_ne_bytes()).map(drop)
+    }
+
     /// Accounts `tid`, and every thread that it creates, to VM `vm` (below [`MAX_VMS`]) and account `account` (below
     /// [`MAX_ACCOUNTS`]) from now on. Returns whether the thread exists.
     ///
     /// # Errors
     /// [`AcctError`].
-    pub fn enrol(&mut self, tid: i32, vm: u32, account: u32) -> Result<bool, AcctError> {
+    pub fn enrol(
+        &mut self,
+        tid: i32,
+        vm: u32,
+        account: u32,
+        role: Role,
+    ) -> Result<bool, AcctError> {
         if vm as usize >= MAX_VMS || account as usize >= MAX_ACCOUNTS {
             return Err(AcctError::Full { tid, vm, account });
         }
-        self.call_enrol(tid, vm, account)
+        self.call_enrol(tid, vm, account, role)
     }
 
     /// Stops accounting a thread. Returns whether it was accounted.
@@ -186,14 +220,21 @@ impl Acct {
     /// # Errors
     /// [`AcctError`].
     pub fn unenrol(&mut self, tid: i32) -> Result<bool, AcctError> {
-        self.call_enrol(tid, NO_VM, 0)
+        self.call_enrol(tid, NO_VM, 0, Role::Service)
     }
 
-    fn call_enrol(&mut self, tid: i32, vm: u32, account: u32) -> Result<bool, AcctError> {
-        let mut args = [0u8; 12];
+    fn call_enrol(
+        &mut self,
+        tid: i32,
+        vm: u32,
+        account: u32,
+        role: Role,
+    ) -> Result<bool, AcctError> {
+        let mut args = [0u8; 16];
         args[..4].copy_from_slice(&tid.to_ne_bytes());
         args[4..8].copy_from_slice(&vm.to_ne_bytes());
-        args[8..].copy_from_slice(&account.to_ne_bytes());
+        args[8..12].copy_from_slice(&account.to_ne_bytes());
+        args[12..].copy_from_slice(&u32::from(role == Role::Vcpu).to_ne_bytes());
         Ok(self.run("enrol", &mut args)? == 1)
     }
 
@@ -231,8 +272,9 @@ impl Acct {
         Ok(fds)
     }
 
-    /// Reports packets of an interface (`ifindex` in the network namespace with inode number `netns`) that go to VM `vm`, which
-    /// takes interrupts on core `cpu`. `to_guest` tells which packets those are.
+    /// Counts the delays of packets of an interface (`ifindex` in the network namespace with inode number `netns`) that go to VM
+    /// `vm`. `to_guest` tells which packets those are. With `cpu`, the core on which the VM takes interrupts, the packets are
+    /// reported to the core's controller too.
     ///
     /// # Errors
     /// [`AcctError`].
@@ -242,23 +284,23 @@ impl Acct {
         netns: u32,
         to_guest: GuestPackets,
         vm: u32,
-        cpu: u32,
+        cpu: Option<u32>,
     ) -> Result<(), AcctError> {
         if !self.sees_packets {
-            for prog in self.object.progs_mut() {
-                if is_for_packets(&prog) {
-                    self.links.push(prog.attach().map_err(at("attach"))?);
-                }
-            }
+            let programs = self.object.progs_mut().filter(is_for_packets);
+            let attached = programs.map(|prog| prog.attach().map_err(at("attach")));
+            let links: Vec<Link> = attached.collect::<Result<_, _>>()?;
+            self.links.extend(links);
             self.sees_packets = true;
         }
+        let cpu = cpu.unwrap_or(NO_CPU);
         let value = [vm, cpu, to_guest as u32].map(u32::to_ne_bytes).concat();
         map(&self.object, "nics")?
             .update(&nic_key(ifindex, netns), &value, MapFlags::ANY)
             .map_err(at("watching a NIC"))
     }
 
-    /// Stops reporting packets of an interface.
+    /// Stops counting packets of an interface.
     ///
     /// # Errors
     /// [`AcctError`].

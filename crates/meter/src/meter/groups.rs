@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use viola_host::{Thread, Tid};
 
-use crate::acct::{AccountTimes, Acct, AcctError, HIST_BUCKETS, bucket_of};
+use crate::acct::{AccountTimes, Acct, AcctError, Role};
+use crate::hist::Histogram;
 use crate::schedstat::{self, SchedStat};
 use crate::snapshot::{Times, Traffic};
 use crate::waits::WaitLog;
@@ -26,8 +27,7 @@ pub(super) struct ThreadGroup {
     pub(super) account: u32,
     pub(super) threads: Vec<Thread>,
     pub(super) stats: BTreeMap<Tid, SchedStat>,
-    /// Waits as sampled, without the accounting program.
-    pub(super) sampled: Option<Box<[u32; HIST_BUCKETS]>>,
+    /// Single waits; only the accounting program sees them.
     pub(super) wait_log: WaitLog,
 }
 
@@ -37,28 +37,36 @@ impl ThreadGroup {
             account,
             threads: Vec::new(),
             stats: BTreeMap::new(),
-            sampled: None,
             wait_log: WaitLog::default(),
         }
     }
 
-    /// The number of waits of each length so far.
-    pub(super) fn waits(&self, source: &TimeSource) -> [u32; HIST_BUCKETS] {
-        match source {
-            TimeSource::Acct(acct) => acct.accounts().hist(self.account),
-            TimeSource::SchedStat => self
-                .sampled
-                .as_deref()
-                .copied()
-                .unwrap_or([0; HIST_BUCKETS]),
+    /// Logs the waits once a second.
+    pub(super) fn log_waits(&mut self, acct: &Acct, at: u64) {
+        if self.wait_log.is_due(at) {
+            let waits = acct.accounts().waits(self.account);
+            self.wait_log.push(at, &waits);
         }
     }
+}
 
-    /// Logs the waits once a second.
-    pub(super) fn log_waits(&mut self, source: &TimeSource, second: u64) {
-        if self.wait_log.is_due(second) {
-            let waits = self.waits(source);
-            self.wait_log.push(second, waits);
+/// The delays of packets and wake-ups of a VM.
+#[derive(Default)]
+pub(super) struct DelayLogs {
+    pub(super) packets: WaitLog,
+    pub(super) wakes: WaitLog,
+    /// All packets since the VM was first followed, as of the last entry of `packets`.
+    pub(super) packet_total: Histogram,
+}
+
+impl DelayLogs {
+    /// Logs the delays once a second. `index` is the VM's.
+    pub(super) fn log(&mut self, acct: &Acct, index: u32, at: u64) {
+        if self.packets.is_due(at) {
+            let delays = acct.delays().vm(index);
+            self.packets.push(at, &delays.packets);
+            self.packet_total.merge(&self.packets.newest());
+            self.wakes.push(at, &delays.wakes);
         }
     }
 }
@@ -101,9 +109,20 @@ pub(super) struct TrackedVm {
     pub(super) start_time: u64,
     pub(super) vcpus: Vec<ThreadGroup>,
     pub(super) service: ThreadGroup,
+    pub(super) delays: DelayLogs,
     pub(super) traffic: Option<Traffic>,
     /// Whether `traffic` includes the disks' counters: a VM is first followed between two readings of them.
     pub(super) has_disks: bool,
+}
+
+impl TrackedVm {
+    /// Logs waits and delays once a second.
+    pub(super) fn log(&mut self, acct: &Acct, at: u64) {
+        for group in &mut self.vcpus {
+            group.log_waits(acct, at);
+        }
+        self.delays.log(acct, self.index, at);
+    }
 }
 
 /// Accounts these threads to a group from now on.
@@ -111,12 +130,13 @@ pub(super) fn enrol(
     source: &mut TimeSource,
     index: u32,
     group: &mut ThreadGroup,
+    role: Role,
     threads: Vec<Thread>,
 ) -> Result<(), AcctError> {
     if let TimeSource::Acct(acct) = source {
         for thread in &threads {
             if !group.threads.contains(thread) {
-                acct.enrol(thread.tid as i32, index, group.account)?;
+                acct.enrol(thread.tid as i32, index, group.account, role)?;
             }
         }
     } else {
@@ -129,7 +149,7 @@ pub(super) fn enrol(
 }
 
 /// Adds what a group's threads spent since the last call, by schedstat.
-pub(super) fn sample(group: &mut ThreadGroup, sum: &mut AccountTimes, is_vcpu: bool) {
+pub(super) fn sample(group: &mut ThreadGroup, sum: &mut AccountTimes) {
     for thread in &group.threads {
         let Some(new) = schedstat::read(thread) else {
             continue;
@@ -137,18 +157,9 @@ pub(super) fn sample(group: &mut ThreadGroup, sum: &mut AccountTimes, is_vcpu: b
         let Some(old) = group.stats.insert(thread.tid, new) else {
             continue;
         };
-        let switches = new.switches.saturating_sub(old.switches);
-        let wait = new.wait.saturating_sub(old.wait);
         sum.run += new.run.saturating_sub(old.run);
-        sum.wait += wait;
-        sum.switches += switches;
-        if is_vcpu && switches > 0 && wait > 0 {
-            let sampled = group
-                .sampled
-                .get_or_insert_with(|| Box::new([0; HIST_BUCKETS]));
-            let count = &mut sampled[bucket_of(wait / switches)];
-            *count = count.wrapping_add(switches as u32);
-        }
+        sum.wait += new.wait.saturating_sub(old.wait);
+        sum.switches += new.switches.saturating_sub(old.switches);
     }
 }
 

@@ -4,11 +4,10 @@
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
-use viola_host::{CpuSet, Hypervisor, Nic, Thread, Vcpu, proc};
+use viola_host::{CpuSet, Hypervisor, Nic, NicKind, Thread, Vcpu, proc};
 
 use super::*;
-use crate::acct::{AccountTimes, HIST_BUCKETS, bucket_of};
-use crate::waits::WAIT_WINDOW_SECONDS;
+use crate::acct::AccountTimes;
 
 /// This thread as a VM of one vCPU whose NIC is the loopback interface.
 fn me(name: &str) -> Vm {
@@ -172,24 +171,21 @@ fn the_history_is_bounded() {
 }
 
 #[test]
-fn sampled_waits_count_while_they_are_in_the_window() {
+fn without_bpf_single_waits_and_packets_are_absent_and_not_zero() {
     let mut meter = Meter::sampled();
     meter.follow(&[me("a")]).unwrap();
-    let id = me("a").id;
-    assert_eq!(meter.vm_waits(&id).count(), 0);
-    let t = meter.vms.get_mut(&id).unwrap();
-    let mut sampled = [0; HIST_BUCKETS];
-    sampled[bucket_of(5_000_000)] = 7;
-    t.vcpus[0].sampled = Some(Box::new(sampled));
-    let waits = meter.vm_waits(&id);
-    assert_eq!(waits.count(), 7);
-    assert!((4_000_000..6_300_000).contains(&waits.quantile(0.99).unwrap()));
-    // Long after, they are not recent.
-    let t = meter.vms.get_mut(&id).unwrap();
-    let now = now() / SECOND;
-    for second in 1..=WAIT_WINDOW_SECONDS as u64 + 1 {
-        t.vcpus[0].log_waits(&TimeSource::SchedStat, now + second);
+    meter.snapshot();
+    // schedstat grows at the scheduler's tick.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while meter.snapshot().vms[0].vcpus[0].run == 0 {
+        assert!(Instant::now() < deadline, "times are known");
+        spin(Duration::from_millis(5));
     }
-    assert_eq!(meter.vm_waits(&id).count(), 0);
-    assert_eq!(meter.vm_waits(&me("b").id).count(), 0);
+    let id = me("a").id;
+    assert_eq!(meter.vm_waits(&id), None);
+    assert_eq!(meter.delays(&id), None);
+    assert_eq!(meter.packet_delay_total(&id), None);
+    let why = meter.unseen(&id).unwrap();
+    assert_eq!(why.to_string(), "without BPF viola cannot see packets");
+    assert!(meter.watch_packets(&[(id, 1)]).unwrap().is_empty());
 }
