@@ -10,6 +10,8 @@ pub enum Kind {
     Counter,
     /// The value of now.
     Gauge,
+    /// Counts of values up to some bounds, their sum and their number.
+    Histogram,
 }
 
 /// Reads a metric's value of an item.
@@ -42,6 +44,7 @@ impl Text {
         let kind = match kind {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
         };
         let _ = write!(self.0, "# HELP {name} {help}.\n# TYPE {name} {kind}\n");
     }
@@ -61,6 +64,25 @@ impl Text {
             v if v == f64::NEG_INFINITY => writeln!(self.0, " -Inf"),
             v => writeln!(self.0, " {v}"),
         };
+    }
+
+    /// Adds the samples of a histogram. `below` are bounds, ascending, with the number of values up to each.
+    pub fn histogram(
+        &mut self,
+        name: &str,
+        labels: &[(&str, &str)],
+        below: impl IntoIterator<Item = (f64, u64)>,
+        sum: f64,
+        count: u64,
+    ) {
+        let ends = [("+Inf".to_owned(), count)];
+        let below = below.into_iter().map(|(le, n)| (le.to_string(), n));
+        for (le, n) in below.chain(ends) {
+            let labels = [labels, &[("le", &le)]].concat();
+            self.line(&format!("{name}_bucket"), &labels, n as f64);
+        }
+        self.line(&format!("{name}_sum"), labels, sum);
+        self.line(&format!("{name}_count"), labels, count as f64);
     }
 
     /// Adds the metrics of a table, with a sample for each item. `prefix` comes before each name; `label` is the label of an item.
@@ -108,6 +130,22 @@ mod tests {
             text.into_text(),
             "# HELP a_total What it is.\n# TYPE a_total counter\na_total 3\n\
              a_total{vm=\"x\\\"\\\\\\n\",cpu=\"1\"} 0.25\na_total +Inf\n"
+        );
+    }
+
+    #[test]
+    fn a_histogram_has_cumulative_buckets_a_sum_and_a_count() {
+        let mut text = Text::default();
+        text.head("d_seconds", Kind::Histogram, "Delays");
+        let below = [(0.001, 2), (0.5, 3)];
+        text.histogram("d_seconds", &[("vm", "a")], below, 1.25, 4);
+        assert_eq!(
+            text.into_text(),
+            "# HELP d_seconds Delays.\n# TYPE d_seconds histogram\n\
+             d_seconds_bucket{vm=\"a\",le=\"0.001\"} 2\n\
+             d_seconds_bucket{vm=\"a\",le=\"0.5\"} 3\n\
+             d_seconds_bucket{vm=\"a\",le=\"+Inf\"} 4\n\
+             d_seconds_sum{vm=\"a\"} 1.25\nd_seconds_count{vm=\"a\"} 4\n"
         );
     }
 }

@@ -84,7 +84,14 @@ pub fn cpus(n: u32) -> Vec<viola_host::topology::Cpu> {
 /// The view of a daemon with these VMs.
 pub fn view(names: &[&str]) -> crate::api::view::View {
     use viola_proto::{
-        Check, Class, ClassSetting, CpuTime, Source, Stage, Status, VmList, VmReport,
+        Check, Class, ClassSetting, CpuTime, Delay, ResidualWait, Source, Stage, Status, VmList,
+        VmReport,
+    };
+    let delay = |count, p50_ns, p99_ns| Delay {
+        count,
+        p50_ns: Some(p50_ns),
+        p99_ns: Some(p99_ns),
+        buckets: Vec::new(),
     };
     let report = |name: &&str| VmReport {
         id: format!("uml:{name}"),
@@ -103,9 +110,16 @@ pub fn view(names: &[&str]) -> crate::api::view::View {
         cores: vec![1],
         share: 0.25,
         used: 0.25,
-        wait: 0.38,
-        wait_p50_ns: Some(4_000_000),
-        wait_p99_ns: Some(17_000_000),
+        waiting: Some(0.15),
+        wait_share: 0.38,
+        packet_delay: Some(delay(10_000, 4_000_000, 17_000_000)),
+        packet_delay_absent: None,
+        wake_delay: Some(delay(1_000, 1_280, 6_000_000)),
+        residual_wait: Some(ResidualWait {
+            mean_ns: 600_000,
+            p50_ns: 0,
+            p99_ns: 9_000_000,
+        }),
         wakes_per_s: 100.0,
         net_bytes_per_s: 12e6,
         net_packets_per_s: 1000.0,
@@ -143,11 +157,23 @@ pub fn view(names: &[&str]) -> crate::api::view::View {
         vread: viola_proto::vread::Vread::default(),
         lanes: viola_proto::lanes::Lanes::default(),
         check: Check::default(),
+        packet_delays: names
+            .iter()
+            .map(|n| (format!("uml:{n}"), packet_delays()))
+            .collect(),
         totals: names
             .iter()
             .map(|n| (format!("uml:{n}"), total(n)))
             .collect(),
     }
+}
+
+/// The delays of 7 packets.
+fn packet_delays() -> viola_meter::Histogram {
+    let mut delays = viola_meter::Histogram::default();
+    delays.add(0, 4);
+    delays.add(17_000_000, 3);
+    delays
 }
 
 /// Totals of a VM.

@@ -44,7 +44,10 @@ pub mod vread;
 
 pub use event::{Event, EventKind, Events};
 pub use status::{Check, Core, Done, Libvirt, Row, RowState, Stage, Status, UnmanagedVm};
-pub use vm::{Change, Class, ClassSetting, CpuTime, SchedulerCounts, Source, VmList, VmReport};
+pub use vm::{
+    Change, Class, ClassSetting, CpuTime, Delay, ResidualWait, SchedulerCounts, Source, VmList,
+    VmReport,
+};
 
 use serde::{Deserialize, Serialize};
 

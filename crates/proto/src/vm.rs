@@ -85,14 +85,27 @@ pub struct VmReport {
     pub share: f64,
     /// CPU time of the vCPUs in the last second, as a fraction of `cores`.
     pub used: f64,
-    /// Share of its runnable time that the VM waited for a core in the last second, 0..=1.
-    pub wait: f64,
-    /// Median wait for a core over the last 10 s.
+    /// Part of the measured time (`measured_ns` of [`VmList`]) that the VM waited for a core: a vCPU was runnable, and another
+    /// thread ran. 0..=1, the mean of its vCPUs. The guest sees it as steal time. Absent before the first measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub wait_p50_ns: Option<u64>,
-    /// 99th percentile of waits for a core over the last 10 s.
+    pub waiting: Option<f64>,
+    /// Part of the time in which the VM wanted to run that it waited for a core: waiting / (running + waiting), over the same
+    /// time and all its vCPUs. 0..=1. (Called `wait` before.)
+    #[serde(alias = "wait")]
+    pub wait_share: f64,
+    /// How long packets for the VM waited over the last 10 s: from the arrival at its NIC until one of its vCPUs ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub wait_p99_ns: Option<u64>,
+    pub packet_delay: Option<Delay>,
+    /// Why `packet_delay` is absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packet_delay_absent: Option<String>,
+    /// How long the VM waited for a core over the last 10 s when an interrupt woke it: a packet, a timer, a completed request.
+    /// Absent without BPF.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wake_delay: Option<Delay>,
+    /// How long a vCPU still waits for a core at a random moment of the last 10 s. Absent without BPF.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub residual_wait: Option<ResidualWait>,
     /// Wake-ups of the vCPUs; 0 where the accounting (schedstat) does not count them.
     pub wakes_per_s: f64,
     /// Network bytes, both directions.
@@ -120,6 +133,35 @@ pub struct VmReport {
     /// The same in one sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
+}
+
+/// How long events for a VM waited until one of its vCPUs ran. An event that came while a vCPU ran waited 0 ns.
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Delay {
+    /// Events.
+    pub count: u64,
+    /// Half of the events waited no longer, to within a quarter octave. Absent without events.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p50_ns: Option<u64>,
+    /// 99 of 100 events waited no longer, to within a quarter octave. Absent without events.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p99_ns: Option<u64>,
+    /// Histogram: lower and upper bound in ns, count. Empty buckets are left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub buckets: Vec<(u64, u64, u64)>,
+}
+
+/// How long a vCPU of a VM still waits for a core at a random moment; 0 at a moment when it does not wait.
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResidualWait {
+    /// Mean of all moments.
+    pub mean_ns: u64,
+    /// At half of all moments it is no longer.
+    pub p50_ns: u64,
+    /// At 99 of 100 moments it is no longer.
+    pub p99_ns: u64,
 }
 
 /// Counters of the sched_ext scheduler for one VM, over all its cores.
@@ -156,7 +198,7 @@ pub struct CpuTime {
     pub switches: u64,
     /// Preemptions.
     pub preempted: u64,
-    /// Histogram of waits over the last 10 s: lower and upper bound in ns, count. Empty buckets are left out.
+    /// Histogram of waits over the last 10 s: lower and upper bound in ns, count. Empty buckets are left out. Absent without BPF.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits: Vec<(u64, u64, u64)>,
 }
@@ -167,7 +209,7 @@ pub struct CpuTime {
 pub struct VmList {
     /// Sorted by name.
     pub vms: Vec<VmReport>,
-    /// Time over which `used`, `wait` and the rates were measured.
+    /// Time over which `used`, `waiting`, `wait_share` and the rates were measured.
     pub measured_ns: u64,
     /// Probes that failed, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

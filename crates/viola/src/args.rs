@@ -64,10 +64,11 @@ pub enum Command {
     ///
     /// Columns: NAME. CLASS: ls, batch or turbo; a * marks a class that the classifier chose. BY: the mechanism that
     /// schedules the VM. CORES: where its vCPUs may run. SHARE: its part of those cores when all VMs are busy, from its
-    /// weight. USED: the part that it used in the last second. WAIT: the part of the time in which a vCPU wanted to run
-    /// and waited. P99 WAIT: 99 of 100 waits of the last 10 s were not longer. NET and DISK: traffic in the last second
-    /// and in the last 5 s. HELP: accelerators that would help this VM and that it does not have (slices: class ls would
-    /// shorten its waits; vread: it may read HDFS blocks of this host and has no mount). `viola check` explains each.
+    /// weight. USED: the part that it used in the last second. WAIT: the part of the last second that a vCPU waited for
+    /// a core. P50 DELAY, P99 DELAY: half, and 99 of 100, of the packets of the last 10 s waited no longer until a vCPU
+    /// ran. NET and DISK: traffic in the last second and in the last 5 s. HELP: accelerators that would help this VM and
+    /// that it does not have (slices: class ls would shorten its waits; vread: it may read HDFS blocks of this host and
+    /// has no mount). `viola check` explains each.
     ///
     /// Without a daemon the command measures for one second by itself, and HELP stays empty.
     Vms(Vms),

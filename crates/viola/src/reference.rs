@@ -149,7 +149,8 @@ fn metric_names(text: &str) -> BTreeSet<String> {
     let known = ["viola_", "libvirt_", "process_"];
     text.split(part)
         .filter(|w| known.iter().any(|k| w.starts_with(k) && w.len() > k.len()))
-        .map(str::to_owned)
+        // Expressions name the buckets of a histogram.
+        .map(|w| w.strip_suffix("_bucket").unwrap_or(w).to_owned())
         .collect()
 }
 
@@ -235,7 +236,9 @@ fn what_vms_prints_is_valid_by_the_schema_and_what_lacks_a_field_is_not() {
     let mut list = viola_daemon::testing::view(&["a", "b"]).vms;
     list.vms[0].cap_permille = Some(500);
     list.vms[0].by_vcpu[0].waits = vec![(1000, 1189, 7)];
-    list.vms[1].wait_p99_ns = None;
+    list.vms[0].packet_delay.as_mut().unwrap().buckets = vec![(0, 1280, 7)];
+    list.vms[1].packet_delay = None;
+    list.vms[1].packet_delay_absent = Some("the VM has no NIC on the host".into());
     let mut value = serde_json::to_value(&list).unwrap();
     let errors: Vec<String> = validator
         .iter_errors(&value)

@@ -13,7 +13,7 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4";
 pub fn text(view: &View) -> String {
     let mut out = Text::default();
     daemon_metrics::write(&mut out, &view.status);
-    vms::metrics::write(&mut out, &view.vms.vms, &view.totals);
+    vms::metrics::write(&mut out, &view.vms.vms, &view.totals, &view.packet_delays);
     slices::metrics::write(&mut out, &view.status.cores, &view.vms.vms);
     vread::metrics::write(&mut out, &view.vread);
     vpipe::metrics::write(&mut out, &view.vread.pipes);
@@ -61,10 +61,26 @@ mod tests {
         for line in text.lines().filter(|l| !l.starts_with('#')) {
             let (series, value) = line.rsplit_once(' ').unwrap();
             let name = series.split('{').next().unwrap();
-            assert!(known.iter().any(|k| k == name), "{line}");
+            let base = ["_bucket", "_sum", "_count"].map(|end| name.strip_suffix(end));
+            let is_known = |name: &str| known.iter().any(|k| k == name);
+            assert!(
+                is_known(name) || base.into_iter().flatten().any(is_known),
+                "{line}"
+            );
             assert!(value.parse::<f64>().is_ok(), "{line}");
             assert!(seen.insert(series.to_owned()), "twice: {line}");
         }
         assert!(text.contains("{domain=\"qemu:web\"}"), "{text}");
+        // 4 of 7 packets met a running vCPU, and 3 waited 17 ms.
+        let delays = "viola_domain_packet_delay_seconds";
+        for line in [
+            "_bucket{domain=\"db\\\"1\",le=\"0.000016384\"} 4",
+            "_bucket{domain=\"db\\\"1\",le=\"0.033554432\"} 7",
+            "_bucket{domain=\"db\\\"1\",le=\"+Inf\"} 7",
+            "_sum{domain=\"db\\\"1\"} 0.051",
+            "_count{domain=\"db\\\"1\"} 7",
+        ] {
+            assert!(text.contains(&format!("\n{delays}{line}\n")), "{line}");
+        }
     }
 }

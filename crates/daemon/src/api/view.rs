@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use viola_meter::VmSample;
+use viola_meter::{Histogram, VmSample};
 use viola_proto::{Check, Status, VmList};
 
 /// Answers to all GET requests.
@@ -21,4 +21,6 @@ pub struct View {
     pub check: Check,
     /// For `GET /metrics`: what each VM spent since the daemon found it, by identity.
     pub totals: BTreeMap<String, VmSample>,
+    /// For `GET /metrics`: the delays of all packets since then, of VMs whose packets are seen.
+    pub packet_delays: BTreeMap<String, Histogram>,
 }

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Builds the view that the control socket serves.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use viola_host::Vm;
+use viola_meter::Histogram;
 use viola_proto::{Check, Status, UnmanagedVm, VmList, VmReport};
 
 use super::Control;
@@ -65,8 +68,20 @@ impl Control {
             },
             vread,
             totals: self.totals.shown(),
+            packet_delays: self.packet_delays(),
             lanes,
         }
+    }
+
+    fn packet_delays(&self) -> BTreeMap<String, Histogram> {
+        let vms = self.inputs.vms().iter();
+        let delays = |vm: &Vm| {
+            Some((
+                vm.id.to_string(),
+                self.meter.packet_delay_total(&vm.id)?.clone(),
+            ))
+        };
+        vms.filter_map(delays).collect()
     }
 
     pub(super) fn reports(&self) -> Vec<VmReport> {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use viola_meter::{Times, VmSample};
+use viola_meter::{Histogram, Times, VmSample};
 use viola_proto::{ClassSetting, VmReport};
 
 use crate::prometheus::{Kind, Text, metrics};
@@ -16,8 +16,11 @@ metrics! {
         Gauge "viola_domain_weight" "Proportional share, 256 is neutral", |vm| Some(vm.weight.into());
         Gauge "viola_domain_cap_cores" "Cap, in cores; absent without a cap", |vm| vm.cap_permille.map(|p| f64::from(p) / 1e3);
         Gauge "viola_domain_microslice_seconds" "Length of its slice while it is latency-sensitive", |vm| Some(seconds(vm.microslice_ns));
-        Gauge "viola_domain_wait_p50_seconds" "Wait for a core that half of the waits of the last 10 s did not exceed", |vm| vm.wait_p50_ns.map(seconds);
-        Gauge "viola_domain_wait_p99_seconds" "Wait for a core that 99 of 100 waits of the last 10 s did not exceed", |vm| vm.wait_p99_ns.map(seconds);
+        Gauge "viola_domain_packet_delay_p50_seconds" "Time from a packet's arrival until a vCPU ran that half of the packets of the last 10 s did not exceed", |vm| vm.packet_delay.as_ref()?.p50_ns.map(seconds);
+        Gauge "viola_domain_packet_delay_p99_seconds" "Time from a packet's arrival until a vCPU ran that 99 of 100 packets of the last 10 s did not exceed", |vm| vm.packet_delay.as_ref()?.p99_ns.map(seconds);
+        Gauge "viola_domain_wake_delay_p99_seconds" "Time from an interrupt that woke the VM until a vCPU ran that 99 of 100 of the last 10 s did not exceed", |vm| vm.wake_delay.as_ref()?.p99_ns.map(seconds);
+        Gauge "viola_domain_residual_wait_mean_seconds" "How long a vCPU still waited for a core at a random moment of the last 10 s, mean", |vm| vm.residual_wait.map(|wait| seconds(wait.mean_ns));
+        Gauge "viola_domain_residual_wait_p99_seconds" "How long a vCPU still waited for a core at 99 of 100 moments of the last 10 s, at most", |vm| vm.residual_wait.map(|wait| seconds(wait.p99_ns));
     }
 
     const COUNTERS: fn(&VmSample) -> f64 = {
@@ -45,8 +48,16 @@ pub fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
-/// Writes what each VM got. `totals` are by identity.
-pub fn write(out: &mut Text, vms: &[VmReport], totals: &BTreeMap<String, VmSample>) {
+/// Bounds of the buckets of packet delays, as powers of two of a nanosecond: 16 us to 1.07 s.
+const DELAY_BOUNDS: std::ops::RangeInclusive<u32> = 14..=30;
+
+/// Writes what each VM got. `totals` and `packet_delays` are by identity.
+pub fn write(
+    out: &mut Text,
+    vms: &[VmReport],
+    totals: &BTreeMap<String, VmSample>,
+    packet_delays: &BTreeMap<String, Histogram>,
+) {
     let domains = domains(vms);
     let name = "viola_domain_info";
     out.head(name, Kind::Gauge, "What the VM is, and how it is scheduled");
@@ -67,6 +78,17 @@ pub fn write(out: &mut Text, vms: &[VmReport], totals: &BTreeMap<String, VmSampl
             if let Some(value) = value(vm) {
                 out.line(name, &[("domain", domain)], value);
             }
+        }
+    }
+    let name = "viola_domain_packet_delay_seconds";
+    let help = "Time from a packet's arrival at the VM's NIC until one of its vCPUs ran";
+    out.head(name, Kind::Histogram, help);
+    for (vm, domain) in vms.iter().zip(&domains) {
+        if let Some(delays) = packet_delays.get(&vm.id) {
+            let bounds = DELAY_BOUNDS.map(|octave| 1_u64 << octave);
+            let below = bounds.map(|ns| (seconds(ns), delays.count_below(ns)));
+            let (sum, count) = (seconds(delays.sum()), delays.count());
+            out.histogram(name, &[("domain", domain)], below, sum, count);
         }
     }
     let mut sums: Vec<(&VmSample, &str)> = Vec::new();

@@ -7,8 +7,10 @@
 //! | `settings` | class, weight, cap, microslice and lane of a VM, and who set them |
 //! | `find` | VMs by name or identity |
 //! | `recent`, `totals` | what VMs spent in the last second, and since the daemon found them |
+//! | `delays` | how long packets, interrupts and random moments waited |
 //! | `report`, `metrics` | how the control socket and Prometheus show it |
 
+mod delays;
 pub mod find;
 mod inputs;
 pub mod metrics;

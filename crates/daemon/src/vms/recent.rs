@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use viola_host::{CpuSet, VmId};
-use viola_meter::{Snapshot, Times, Traffic, VmSample, WaitHist};
+use viola_meter::{Snapshot, Times, Traffic, VmSample, Waits};
 use viola_proto::CpuTime;
 
 /// Time over which CPU times and packets are added up, ns.
@@ -70,6 +70,14 @@ impl Recent {
         Some(&self.vms[at])
     }
 
+    /// Part of the time that a VM waited for a core, 0..=1: the mean of its vCPUs. `None` when it was not measured.
+    pub fn waiting(&self, id: &VmId) -> Option<f64> {
+        let sample = self.vm(id).filter(|_| self.span > 0)?;
+        let time = self.span as f64 * sample.vcpus.len().max(1) as f64;
+        // A wait counts when it ends, so it may have begun before.
+        Some((sample.vcpu_total().wait as f64 / time).min(1.0))
+    }
+
     /// Bytes per second that a VM read and wrote on disk.
     pub fn disk(&self, id: &VmId) -> f64 {
         self.disk.get(id).copied().unwrap_or_default()
@@ -126,10 +134,10 @@ pub fn shares(vms: &[(&CpuSet, usize, u32, Option<u32>)]) -> Vec<f64> {
 }
 
 /// Times and waits of each vCPU.
-pub fn by_vcpu(sample: &VmSample, waits: &[WaitHist]) -> Vec<CpuTime> {
+pub fn by_vcpu(sample: &VmSample, waits: &[Waits]) -> Vec<CpuTime> {
     let mut all: Vec<CpuTime> = sample.vcpus.iter().map(spent).collect();
-    for (spent, hist) in all.iter_mut().zip(waits) {
-        spent.waits = hist.buckets().collect();
+    for (spent, waits) in all.iter_mut().zip(waits) {
+        spent.waits = waits.histogram.buckets().collect();
     }
     all
 }
@@ -191,6 +199,38 @@ mod tests {
         let s = shares(&[(&a, 1, 256, None), (&b, 2, 256, None)]);
         assert_eq!(round(s), [50, 75]);
         assert_eq!(shares(&[(&CpuSet::new(), 0, 256, None)]), [0.0]);
+    }
+
+    #[test]
+    fn a_vm_that_waited_296_ms_of_a_second_waited_30_percent_of_it_whatever_it_wanted() {
+        let id = VmId::new(viola_host::Hypervisor::Uml, "a");
+        let ms = 1_000_000;
+        let vcpu = Times {
+            run: 81 * ms,
+            wait: 296 * ms,
+            blocked: 623 * ms,
+            ..Times::default()
+        };
+        let mut recent = Recent {
+            span: WINDOW,
+            vms: vec![VmSample {
+                id: id.clone(),
+                vcpus: vec![vcpu],
+                service: Times::default(),
+                traffic: Traffic::default(),
+            }],
+            disk: BTreeMap::new(),
+        };
+        assert_eq!(recent.waiting(&id), Some(0.296));
+        let share = recent.vm(&id).unwrap().vcpu_total().wait_share();
+        assert!(
+            (share - 0.785).abs() < 0.001,
+            "of the time it wanted to run"
+        );
+        // A second vCPU that sleeps.
+        recent.vms[0].vcpus.push(Times::default());
+        assert_eq!(recent.waiting(&id), Some(0.148));
+        assert_eq!(Recent::default().waiting(&id), None);
     }
 
     #[test]

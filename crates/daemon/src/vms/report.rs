@@ -2,11 +2,12 @@
 //! What `GET /v1/vms` shows of each VM.
 
 use viola_host::{CpuSet, Vm};
-use viola_meter::{Meter, VmSample, WaitHist};
+use viola_meter::{Meter, VmSample, Waits};
 use viola_policy::slices;
 use viola_proto::{Class, ClassSetting, SchedulerCounts, VmReport};
 use viola_sched::Usage;
 
+use crate::vms::delays::{delay, residual_wait};
 use crate::vms::recent::{self, Recent};
 use crate::vms::settings::Controls;
 
@@ -79,9 +80,11 @@ fn report(state: VmState<'_>, share: f64, meter: &Meter, recent: &Recent) -> VmR
         advice,
     } = state;
     // Adding up ten seconds of waits is slow, so it is done once.
-    let by_vcpu: Vec<WaitHist> = meter.waits(&vm.id);
-    let mut waits = WaitHist::default();
-    by_vcpu.iter().for_each(|hist| waits.merge(hist));
+    let by_vcpu: Vec<Waits> = meter.waits(&vm.id).unwrap_or_default();
+    let mut waits = Waits::default();
+    by_vcpu.iter().for_each(|vcpu| waits.merge(vcpu));
+    let (delays, unseen) = (meter.delays(&vm.id), meter.unseen(&vm.id));
+    let packets = delays.as_ref().filter(|_| unseen.is_none());
     let sample = recent.vm(&vm.id);
     let total = sample.map(VmSample::vcpu_total).unwrap_or_default();
     let traffic = sample.map(|s| s.traffic).unwrap_or_default();
@@ -111,9 +114,12 @@ fn report(state: VmState<'_>, share: f64, meter: &Meter, recent: &Recent) -> VmR
         } else {
             0.0
         },
-        wait: total.wait_share(),
-        wait_p50_ns: waits.quantile(0.5),
-        wait_p99_ns: waits.quantile(0.99),
+        waiting: recent.waiting(&vm.id),
+        wait_share: total.wait_share(),
+        packet_delay: packets.map(|delays| delay(&delays.packets)),
+        packet_delay_absent: unseen.map(|why| why.to_string()),
+        wake_delay: delays.as_ref().map(|delays| delay(&delays.wakes)),
+        residual_wait: residual_wait(&waits),
         wakes_per_s: recent.per_s(total.wakes),
         net_bytes_per_s: recent.per_s(traffic.rx_bytes + traffic.tx_bytes),
         net_packets_per_s: recent.per_s(traffic.rx_packets + traffic.tx_packets),

@@ -278,10 +278,64 @@ fn leave(t: &Thresholds, w: &Window) -> (Class, Reason) {
     }
 }
 
+/// What tells how long requests to a VM wait for its core, best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Figure {
+    /// The p99 of the packet delay: from a packet's arrival until a vCPU runs.
+    PacketDelay,
+    /// The p99 of the residual wait: how long a vCPU still waits at a random moment.
+    ResidualWait,
+    /// The mean of the waits, where single waits are unknown.
+    MeanWait,
+}
+
+impl fmt::Display for Figure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::PacketDelay => "packet delay p99",
+            Self::ResidualWait => "residual wait p99",
+            Self::MeanWait => "mean wait",
+        })
+    }
+}
+
+/// The figures of a VM (ns) that are known from enough packets or waits.
+///
+/// The p99 of all waits is not among them: it counts each wake-up alike, and thousands of waits below a microsecond hide those
+/// that requests meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Figures {
+    /// [`Figure::PacketDelay`].
+    pub packet_delay: Option<Nanos>,
+    /// [`Figure::ResidualWait`].
+    pub residual_wait: Option<Nanos>,
+    /// [`Figure::MeanWait`].
+    pub mean_wait: Option<Nanos>,
+}
+
+impl Figures {
+    /// One of them.
+    pub fn get(&self, figure: Figure) -> Option<Nanos> {
+        match figure {
+            Figure::PacketDelay => self.packet_delay,
+            Figure::ResidualWait => self.residual_wait,
+            Figure::MeanWait => self.mean_wait,
+        }
+    }
+
+    /// The best that is known.
+    pub fn best(&self) -> Option<(Figure, Nanos)> {
+        let all = [Figure::PacketDelay, Figure::ResidualWait, Figure::MeanWait];
+        all.into_iter().find_map(|f| Some((f, self.get(f)?)))
+    }
+}
+
 /// What class ls would change for a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Advice {
-    /// Wait in its present class, ns: the measured p99, or else the worst case.
+    /// What was measured; `None`: nothing, and `now` is the worst case.
+    pub figure: Option<Figure>,
+    /// Wait in its present class, ns.
     pub now: Nanos,
     /// Worst wait in class ls, ns.
     pub after: Nanos,
@@ -292,13 +346,19 @@ impl Advice {
     pub fn is_worth_it(&self) -> bool {
         self.now >= 2 * MS && self.after <= self.now / 2
     }
+
+    /// Name of `now`.
+    pub fn what(&self) -> String {
+        self.figure.map_or("worst wait".into(), |f| f.to_string())
+    }
 }
 
 impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "class ls would cut the wait from {} to about {}",
+            "class ls would cut its {} from {} to about {}",
+            self.what(),
             HumanTime(self.now),
             HumanTime(self.after)
         )
@@ -307,20 +367,20 @@ impl fmt::Display for Advice {
 
 /// Estimates what class ls would gain for a VM.
 ///
-/// `measured` is the p99 of its waits (ns), if known. Otherwise the worst wait is taken, on a core on which
+/// `measured` is the best figure that is known of it. Without one the worst wait is taken, on a core on which
 /// `contenders` other VMs run `slice` ns each in turn. `share` is its part of the core by weight, `microslice` the T_m
 /// (ns) it would get, `others` the microslices (ns) of the LSVMs that the core already has.
 pub fn advise(
-    measured: Option<Nanos>,
+    measured: Option<(Figure, Nanos)>,
     contenders: u32,
     slice: Nanos,
     share: f64,
     microslice: Nanos,
     others: impl IntoIterator<Item = Nanos>,
 ) -> Advice {
-    let now = measured.unwrap_or(u64::from(contenders) * slice);
     Advice {
-        now,
+        figure: measured.map(|(figure, _)| figure),
+        now: measured.map_or(u64::from(contenders) * slice, |(_, ns)| ns),
         after: interleaved_wait(share, microslice, others),
     }
 }

@@ -63,7 +63,7 @@ fn measure() -> Outcome<VmList> {
     }
     let mut meter = Meter::exact().unwrap_or_else(|e| {
         warnings.push(format!(
-            "P99 WAIT is too low, because waits are sampled: {}",
+            "P50 DELAY and P99 DELAY are missing, because times are sampled: {}",
             chain(&e)
         ));
         Meter::sampled()
@@ -108,7 +108,18 @@ fn text(list: &VmList, colour: bool) -> String {
             .into();
     }
     let head = [
-        "NAME", "CLASS", "BY", "CORES", "SHARE", "USED", "WAIT", "P99 WAIT", "NET", "DISK", "HELP",
+        "NAME",
+        "CLASS",
+        "BY",
+        "CORES",
+        "SHARE",
+        "USED",
+        "WAIT",
+        "P50 DELAY",
+        "P99 DELAY",
+        "NET",
+        "DISK",
+        "HELP",
     ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(list.vms.iter().map(|vm| row(vm, list)));
@@ -133,6 +144,8 @@ fn row(vm: &VmReport, list: &VmList) -> Vec<String> {
     // VMs of the same name are shown by their identities.
     let unique = list.vms.iter().filter(|o| o.name == vm.name).count() == 1;
     let cores: CpuSet = vm.cores.iter().copied().collect();
+    let delay = vm.packet_delay.as_ref();
+    let text = |ns: Option<u64>| ns.map_or_else(|| "-".to_owned(), rounded);
     vec![
         if unique {
             vm.name.clone()
@@ -144,8 +157,9 @@ fn row(vm: &VmReport, list: &VmList) -> Vec<String> {
         cores_text(&cores),
         percent(vm.share),
         percent(vm.used),
-        percent(vm.wait),
-        vm.wait_p99_ns.map_or_else(|| "-".to_owned(), rounded),
+        vm.waiting.map_or_else(|| "-".to_owned(), percent),
+        text(delay.and_then(|d| d.p50_ns)),
+        text(delay.and_then(|d| d.p99_ns)),
         byte_rate(vm.net_bytes_per_s),
         byte_rate(vm.disk_bytes_per_s),
         if vm.help.is_empty() {
@@ -168,12 +182,12 @@ mod tests {
         list.vms[1].class = Class::Ls;
         list.vms[1].class_setting = ClassSetting::Auto;
         list.vms[1].scheduled_by = "sched_ext".into();
-        list.vms[1].wait_p99_ns = None;
+        list.vms[1].packet_delay = None;
         assert_eq!(
             text(&list, false),
-            "NAME  CLASS  BY         CORES  SHARE  USED  WAIT  P99 WAIT  NET      DISK      HELP\n\
-             db01  batch  stock      1      25 %   25 %  38 %  17 ms     12 MB/s  3.0 MB/s  slices\n\
-             web   ls*    sched_ext  1      25 %   25 %  38 %  -         12 MB/s  3.0 MB/s  -\n"
+            "NAME  CLASS  BY         CORES  SHARE  USED  WAIT  P50 DELAY  P99 DELAY  NET      DISK      HELP\n\
+             db01  batch  stock      1      25 %   25 %  15 %  4 ms       17 ms      12 MB/s  3.0 MB/s  slices\n\
+             web   ls*    sched_ext  1      25 %   25 %  15 %  -          -          12 MB/s  3.0 MB/s  -\n"
         );
         assert!(text(&VmList::default(), false).contains("no VM found"));
     }

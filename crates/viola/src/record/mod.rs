@@ -4,7 +4,7 @@
 //! | line | meaning |
 //! |---|---|
 //! | `{"begin":{"format":1,"viola":"0.1.0","host":"h","at_ms":0}}` | a recording begins, or continues after a break |
-//! | `{"moment":{"at_ms":0,"stage":"running","why":"...","mechanism":"slots","vms":{...}}}` | reply to `GET /v1/vms`, without the histograms of vCPUs |
+//! | `{"moment":{"at_ms":0,"stage":"running","why":"...","mechanism":"slots","vms":{...}}}` | reply to `GET /v1/vms`, without histograms |
 //! | `{"event":{"number":1,"at_ms":0,"kind":"change","vm":"qemu:a","what":"..."}}` | an event of the daemon, as in `GET /v1/events` |
 //! | `{"gap":{"at_ms":0,"why":"..."}}` | from here on the daemon does not answer |
 //!
@@ -75,8 +75,12 @@ pub fn request(client: &Client) -> Result<(Moment, Events), ClientError> {
         Err(ClientError::Refused { .. }) => Events::default(),
         Err(e) => return Err(e),
     };
-    for spent in vms.vms.iter_mut().flat_map(|vm| &mut vm.by_vcpu) {
-        spent.waits = Vec::new();
+    for vm in &mut vms.vms {
+        vm.by_vcpu.iter_mut().for_each(|vcpu| vcpu.waits.clear());
+        let delays = [&mut vm.packet_delay, &mut vm.wake_delay];
+        for delay in delays.into_iter().flatten() {
+            delay.buckets.clear();
+        }
     }
     let moment = Moment {
         at_ms: log::now_ms(),

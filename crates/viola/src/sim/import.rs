@@ -33,7 +33,7 @@ pub fn read(file: &Path) -> Outcome<String> {
 
 /// CPU time that a VM would use if it never waited, percent of one core.
 fn demand(vm: &VmReport) -> f64 {
-    let wanted = vm.used / (1.0 - vm.wait).max(0.01);
+    let wanted = vm.used / (1.0 - vm.wait_share).max(0.01);
     (100.0 * wanted * vm.cores.len() as f64).clamp(0.0, 100.0)
 }
 

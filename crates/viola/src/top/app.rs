@@ -23,7 +23,7 @@ pub enum Sort {
     Name,
     /// Part of the time spent waiting.
     Wait,
-    /// 99th percentile of the waits.
+    /// 99th percentile of the packet delay.
     P99,
     /// CPU time used.
     Used,
@@ -40,7 +40,7 @@ impl Sort {
         match self {
             Self::Name => "NAME",
             Self::Wait => "WAIT",
-            Self::P99 => "P99 WAIT",
+            Self::P99 => "P99 DELAY",
             Self::Used => "USED",
             Self::Packets => "PKT/S",
         }
@@ -227,8 +227,8 @@ impl App {
         rows.sort_by(|a, b| {
             let order = match self.sort {
                 Sort::Name => Ordering::Equal,
-                Sort::Wait => by(a.wait, b.wait),
-                Sort::P99 => b.wait_p99_ns.cmp(&a.wait_p99_ns),
+                Sort::Wait => by(a.waiting.unwrap_or(0.0), b.waiting.unwrap_or(0.0)),
+                Sort::P99 => packet_delay_p99(b).cmp(&packet_delay_p99(a)),
                 Sort::Used => by(a.used, b.used),
                 Sort::Packets => by(a.net_packets_per_s, b.net_packets_per_s),
             };
@@ -373,6 +373,11 @@ impl App {
         let to = to.clamp(0, rows.len() as isize - 1) as usize;
         self.chosen = Some(rows[to].id.clone());
     }
+}
+
+/// The delay that 99 of 100 packets did not exceed, ns.
+pub fn packet_delay_p99(vm: &VmReport) -> Option<u64> {
+    vm.packet_delay.as_ref()?.p99_ns
 }
 
 /// A VM's class; with a star when the classifier chose it.

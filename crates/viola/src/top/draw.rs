@@ -207,17 +207,18 @@ fn age(now_ms: u64, at_ms: u64) -> String {
 }
 
 const HELP: &str = "\
-\x20CLASS     ls, batch or turbo; a * when the meter chose it
- SHARE     part of its cores that its weight stands for when all are busy
- USED      part that it got in the last second
- WAIT      part of the time it wanted to run that it waited
- P99 WAIT  99 of 100 waits of the last 10 s were no longer
- PKT/S     packets a second, both directions
- BY        what schedules it: slots, sched_ext, eevdf, or stock (the kernel)
- CHANGED   how long ago viola last changed it; Enter shows what and why
+\x20CLASS      ls, batch or turbo; a * when the meter chose it
+ SHARE      part of its cores that its weight stands for when all are busy
+ USED       part that it got in the last second
+ WAIT       part of the last second that it waited for a core
+ P99 DELAY  99 of 100 packets of the last 10 s waited no longer for a vCPU
+ RESIDUAL   how long it still waits at a random moment: no longer at 99 of 100
+ PKT/S      packets a second, both directions
+ BY         what schedules it: slots, sched_ext, eevdf, or stock (the kernel)
+ CHANGED    how long ago viola last changed it; Enter shows what and why
 
  up down           choose a VM        Enter   its history, and back
- s                 sort by the next   n w p u k   by name, wait, p99, used,
+ s                 sort by the next   n w p u k   by name, wait, delay,
  r                 turn it round                  packets
  /                 only some VMs      Esc     all VMs; back
  e                 all events         space   hold still, go on

@@ -2,14 +2,16 @@
 //! The class of each VM: what the operator set, or, for class auto, what the meter finds.
 //!
 //! A VM of class auto becomes latency-sensitive when the classifier says so and the model predicts shorter waits. One VM changes at
-//! a time, so that the effect of each change can be measured. If its waits did not become shorter, the VM becomes batch again and
-//! is not tried again for ten minutes.
+//! a time, so that the effect of each change can be measured: by the delay of its packets if it got enough, else by its residual
+//! wait. If that did not become shorter, the VM becomes batch again and is not tried again for ten minutes.
 
 use std::collections::BTreeMap;
 
 use viola_host::{Vm, VmId};
 use viola_meter::{VmSample, WAIT_WINDOW_SECONDS};
-use viola_policy::slices::classify::{Advice, Classifier, Thresholds, Verdict, Window};
+use viola_policy::slices::classify::{
+    Advice, Classifier, Figure, Figures, Thresholds, Verdict, Window,
+};
 use viola_policy::slices::{Class, MS, Nanos};
 use viola_proto::ClassSetting;
 
@@ -22,10 +24,8 @@ const WINDOW: Nanos = 100 * MS;
 const TRIAL_TIME: Nanos = (WAIT_WINDOW_SECONDS as u64 + 2) * 1000 * MS;
 /// A change that did not help is tried again after this time, ns.
 const RETRIAL_DELAY: Nanos = 600_000 * MS;
-/// A change has helped when the p99 wait is at most this part of the p99 wait before.
+/// A change has helped when the figure is at most this part of what it was before.
 const MAX_WAIT_RATIO: f64 = 0.75;
-/// Waits in ten seconds from which a p99 is computed.
-const MIN_WAITS: u64 = 100;
 
 /// State of one VM.
 #[derive(Debug)]
@@ -53,8 +53,8 @@ struct WindowSums {
 struct Trial {
     vm: VmId,
     since: Nanos,
-    /// The p99 wait before the change, ns.
-    before: Nanos,
+    /// What is compared, and its value before the change, ns.
+    before: (Figure, Nanos),
 }
 
 /// The classes of all VMs.
@@ -77,10 +77,8 @@ pub struct Observation<'a> {
     pub at: Nanos,
     /// Its length, ns.
     pub span: Nanos,
-    /// The p99 of its waits in the last 10 s, ns.
-    pub p99: Option<Nanos>,
-    /// Number of these waits.
-    pub waits: u64,
+    /// How long requests to it waited in the last 10 s.
+    pub figures: Figures,
     /// What class ls would do for its waits; `None` without a mechanism.
     pub advice: Option<Advice>,
 }
@@ -106,7 +104,7 @@ impl Classes {
         match (state.chosen, verdict.class) {
             (Class::Batch, Class::Ls) if self.trial.is_none() && o.at >= state.banned_until => {
                 let advice = o.advice.filter(Advice::is_worth_it)?;
-                let before = o.p99.filter(|_| o.waits >= MIN_WAITS)?;
+                let before = o.figures.best()?;
                 state.chosen = Class::Ls;
                 self.trial = Some(Trial {
                     vm: o.vm.id.clone(),
@@ -131,20 +129,21 @@ impl Classes {
     fn end_trial_of(&mut self, o: &Observation<'_>) -> Option<String> {
         let trial = self.trial.take()?;
         let state = self.vms.get_mut(&o.vm.id)?;
-        let before = rounded(trial.before);
-        // A VM without waits proves nothing; the classifier decides about it.
-        let after = o.p99.filter(|_| o.waits >= MIN_WAITS)?;
-        if after as f64 <= trial.before as f64 * MAX_WAIT_RATIO {
-            return Some(format!(
-                "stays class ls (auto): its p99 wait went from {before} to {}",
-                rounded(after)
-            ));
+        let (figure, before) = trial.before;
+        // A VM without packets and waits proves nothing; the classifier decides about it.
+        let after = o.figures.get(figure)?;
+        let change = format!(
+            "its {figure} went from {} to {}",
+            rounded(before),
+            rounded(after)
+        );
+        if after as f64 <= before as f64 * MAX_WAIT_RATIO {
+            return Some(format!("stays class ls (auto): {change}"));
         }
         state.chosen = Class::Batch;
         state.banned_until = o.at + RETRIAL_DELAY;
         Some(format!(
-            "class batch (auto, was ls): it did not help, its p99 wait went from {before} to {}",
-            rounded(after)
+            "class batch (auto, was ls): it did not help, {change}"
         ))
     }
 
@@ -183,7 +182,7 @@ impl Classes {
         &self,
         vm: &Vm,
         setting: ClassSetting,
-        wait: f64,
+        wait_share: f64,
         advice: Option<Advice>,
     ) -> Option<String> {
         let verdict = self.vms.get(&vm.id)?.verdict?;
@@ -192,9 +191,10 @@ impl Classes {
             return None;
         }
         Some(format!(
-            "{name} waits {} of the time it wants to run (p99 {}); class ls would cut that to about {}. \
+            "{name} waits {} of the time it wants to run ({} {}); class ls would cut that to about {}. \
              Try: viola set {} --class ls",
-            percent(wait),
+            percent(wait_share),
+            advice.what(),
             rounded(advice.now),
             rounded(advice.after),
             shell_word(&vm.name),
@@ -282,6 +282,7 @@ mod tests {
         classes: Classes,
         now: Nanos,
         p99: Nanos,
+        no_packets: bool,
     }
 
     impl Host {
@@ -290,6 +291,7 @@ mod tests {
                 classes: Classes::default(),
                 now: 0,
                 p99: 17 * MS,
+                no_packets: false,
             }
         }
 
@@ -307,6 +309,7 @@ mod tests {
                 self.now += 100 * MS;
                 for vm in vms {
                     let advice = Some(Advice {
+                        figure: Some(Figure::PacketDelay),
                         now: self.p99,
                         after: MS,
                     });
@@ -316,8 +319,7 @@ mod tests {
                         sample: &sample(vm, packets),
                         at: self.now,
                         span: 100 * MS,
-                        p99: Some(self.p99),
-                        waits: 1000,
+                        figures: self.figures(),
                         advice,
                     };
                     said.extend(
@@ -328,6 +330,15 @@ mod tests {
                 }
             }
             said
+        }
+
+        /// Packets wait long, waits are short on the average.
+        fn figures(&self) -> Figures {
+            Figures {
+                packet_delay: (!self.no_packets).then_some(self.p99),
+                residual_wait: Some(self.p99 / 4),
+                mean_wait: None,
+            }
         }
 
         fn class(&self, vm: &Vm) -> Class {
@@ -351,14 +362,14 @@ mod tests {
             said,
             [
                 "a: class ls (auto, was batch): 400 packets/s, and it waits 60 % of the time; \
-              class ls would cut the wait from 17 ms to about 1.0 ms"
+              class ls would cut its packet delay p99 from 17 ms to about 1.0 ms"
             ]
         );
         h.p99 = MS;
         let said = h.run(&[&a], ClassSetting::Auto, 20 * S, 40);
         assert_eq!(
             said,
-            ["a: stays class ls (auto): its p99 wait went from 17 ms to 1 ms"]
+            ["a: stays class ls (auto): its packet delay p99 went from 17 ms to 1 ms"]
         );
         assert_eq!(h.class(&a), Class::Ls);
     }
@@ -372,12 +383,27 @@ mod tests {
         assert_eq!(
             said,
             [
-                "a: class batch (auto, was ls): it did not help, its p99 wait went from 17 ms to 17 ms"
+                "a: class batch (auto, was ls): it did not help, its packet delay p99 went from 17 ms to 17 ms"
             ]
         );
         assert!(h.run(&[&a], ClassSetting::Auto, 500 * S, 40).is_empty());
         assert_eq!(h.class(&a), Class::Batch);
         assert_eq!(h.run(&[&a], ClassSetting::Auto, 120 * S, 40).len(), 2);
+    }
+
+    #[test]
+    fn a_trial_compares_the_figure_that_it_began_with() {
+        let (mut h, a) = (Host::new(), vm("a", 10, &[&[1]]));
+        h.no_packets = true;
+        h.run(&[&a], ClassSetting::Auto, S, 40);
+        assert_eq!(h.class(&a), Class::Ls);
+        // Packets come, and their delay is longer than the residual wait was.
+        (h.no_packets, h.p99) = (false, 8 * MS);
+        let said = h.run(&[&a], ClassSetting::Auto, 20 * S, 40);
+        assert_eq!(
+            said,
+            ["a: stays class ls (auto): its residual wait p99 went from 4.3 ms to 2 ms"]
+        );
     }
 
     #[test]
@@ -409,6 +435,7 @@ mod tests {
     fn advice_is_for_vms_set_to_batch_whose_waits_would_become_shorter() {
         let (mut h, a) = (Host::new(), vm("a b", 10, &[&[1]]));
         let advice = Some(Advice {
+            figure: Some(Figure::ResidualWait),
             now: 17 * MS,
             after: MS,
         });
@@ -421,7 +448,7 @@ mod tests {
             h.classes
                 .advice(&a, ClassSetting::Batch, 0.38, advice)
                 .unwrap(),
-            "a b waits 38 % of the time it wants to run (p99 17 ms); class ls would cut that to about 1 ms. \
+            "a b waits 38 % of the time it wants to run (residual wait p99 17 ms); class ls would cut that to about 1 ms. \
              Try: viola set 'a b' --class ls"
         );
         assert_eq!(h.classes.advice(&a, ClassSetting::Auto, 0.38, advice), None);
@@ -430,7 +457,7 @@ mod tests {
                 &a,
                 ClassSetting::Batch,
                 0.38,
-                Some(Advice { now: MS, after: MS })
+                advice.map(|a| Advice { now: MS, ..a })
             ),
             None
         );

@@ -5,18 +5,20 @@
 //! |---|---|
 //! | `classes` | whether a VM of class auto becomes latency-sensitive, and whether that helped |
 //! | `plan` | which cores are managed, with which threads; pure |
+//! | `figures` | how long requests to a VM wait, by the best measurement there is |
 //! | `placement` | a core for each vCPU that may run on several |
 
 pub mod classes;
+mod figures;
 pub mod placement;
 pub mod plan;
 
 use std::time::Instant;
 
 use viola_host::{Vm, VmId};
-use viola_meter::{Meter, Snapshot, WaitHist};
+use viola_meter::{Meter, Snapshot};
 use viola_policy::slices::Class;
-use viola_policy::slices::classify::{self, Advice};
+use viola_policy::slices::classify::{self, Advice, Figures};
 use viola_proto::ClassSetting;
 
 use super::Slices;
@@ -98,10 +100,10 @@ impl Slices {
                 continue;
             };
             let setting = inputs.controls(vm).class.value;
-            // Only class auto needs the waits of the last ten seconds, and adding them up is slow.
-            let waits = match setting {
-                ClassSetting::Auto => meter.vm_waits(&vm.id),
-                _ => WaitHist::default(),
+            // Only class auto needs the figures of the last ten seconds, and adding them up is slow.
+            let figures = match setting {
+                ClassSetting::Auto => figures::all(meter, &vm.id),
+                _ => Figures::default(),
             };
             let observation = Observation {
                 vm,
@@ -109,8 +111,7 @@ impl Slices {
                 sample: &window.vms[at],
                 at: window.at,
                 span: window.span,
-                p99: waits.quantile(0.99),
-                waits: waits.count(),
+                figures,
                 advice,
             };
             if let Some(what) = self.classes.observe(&observation) {
@@ -146,7 +147,7 @@ impl Slices {
             // The share of one core that one vCPU gets.
             let share = shares[i] * vms[i].cores.len() as f64 / vms[i].vcpus.len().max(1) as f64;
             Some(classify::advise(
-                meter.vm_waits(&vms[i].id).quantile(0.99),
+                figures::best(meter, &vms[i].id),
                 others.len() as u32,
                 inputs.config.slices.batch_slice(),
                 share.min(1.0),

@@ -163,14 +163,33 @@ fn a_load_at_the_threshold_does_not_flap() {
 
 #[test]
 fn advice_has_the_wait_before_and_after() {
-    let measured = advise(Some(17 * MS), 3, 4 * MS, 0.25, 300 * US, []);
+    let delay = |ns| Some((Figure::PacketDelay, ns));
+    let measured = advise(delay(17 * MS), 3, 4 * MS, 0.25, 300 * US, []);
     assert_eq!(
         measured.to_string(),
-        "class ls would cut the wait from 17 ms to about 900 us"
+        "class ls would cut its packet delay p99 from 17 ms to about 900 us"
     );
     assert!(measured.is_worth_it());
     let estimated = advise(None, 3, 4 * MS, 0.25, 300 * US, [300 * US]);
     assert_eq!((estimated.now, estimated.after), (12 * MS, 1200 * US));
-    assert!(!advise(Some(MS), 1, 4 * MS, 0.5, 300 * US, []).is_worth_it());
-    assert!(!advise(Some(3 * MS), 3, 4 * MS, 0.05, 300 * US, []).is_worth_it());
+    assert!(
+        estimated
+            .to_string()
+            .starts_with("class ls would cut its worst wait from 12 ms")
+    );
+    assert!(!advise(delay(MS), 1, 4 * MS, 0.5, 300 * US, []).is_worth_it());
+    assert!(!advise(delay(3 * MS), 3, 4 * MS, 0.05, 300 * US, []).is_worth_it());
+}
+
+#[test]
+fn what_packets_meet_goes_before_the_residual_wait_and_that_before_the_mean() {
+    let mut figures = Figures::default();
+    assert_eq!(figures.best(), None);
+    figures.mean_wait = Some(3);
+    assert_eq!(figures.best(), Some((Figure::MeanWait, 3)));
+    figures.residual_wait = Some(2);
+    assert_eq!(figures.best(), Some((Figure::ResidualWait, 2)));
+    figures.packet_delay = Some(1);
+    assert_eq!(figures.best(), Some((Figure::PacketDelay, 1)));
+    assert_eq!(figures.get(Figure::MeanWait), Some(3));
 }

@@ -6,8 +6,8 @@ fn live(names: &[&str]) -> App {
     let mut app = App::new("h".into(), Link::Live(None));
     let mut m = moment(1000, names);
     for (i, vm) in m.vms.vms.iter_mut().enumerate() {
-        vm.wait = i as f64 / 10.0;
-        vm.wait_p99_ns = Some(1000 - i as u64);
+        vm.waiting = Some(i as f64 / 10.0);
+        vm.packet_delay.as_mut().unwrap().p99_ns = Some(1000 - i as u64);
     }
     app.heard(m, vec![]);
     app

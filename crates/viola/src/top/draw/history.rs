@@ -9,7 +9,7 @@ use ratatui::widgets::{Paragraph, Sparkline};
 use viola_proto::{Source, VmReport};
 
 use super::{Looks, event_line};
-use crate::top::app::{App, class_text};
+use crate::top::app::{App, class_text, packet_delay_p99};
 use viola_cli::error::one_line;
 use viola_cli::quantities::{byte_rate, cap_text, exact, percent, rounded};
 
@@ -18,39 +18,46 @@ const LABEL: u16 = 19;
 
 struct Curve {
     name: &'static str,
-    /// The figure as an integer, for the sparkline.
-    value: fn(&VmReport) -> u64,
+    /// The figure as an integer, for the sparkline; `None` while it is unknown.
+    value: fn(&VmReport) -> Option<u64>,
     text: fn(u64) -> String,
     /// Fixed top of the scale, if any.
     top: Option<u64>,
     looks: fn(Looks) -> Style,
 }
 
-const CURVES: [Curve; 4] = [
+const CURVES: [Curve; 5] = [
     Curve {
         name: "WAIT",
-        value: |vm| (vm.wait * 1000.0) as u64,
+        value: |vm| Some((vm.waiting? * 1000.0) as u64),
         text: |v| percent(v as f64 / 1000.0),
         top: Some(1000),
         looks: Looks::bad,
     },
     Curve {
-        name: "P99 WAIT",
-        value: |vm| vm.wait_p99_ns.unwrap_or(0),
+        name: "P99 DELAY",
+        value: packet_delay_p99,
+        text: rounded,
+        top: None,
+        looks: Looks::bad,
+    },
+    Curve {
+        name: "RESIDUAL",
+        value: |vm| Some(vm.residual_wait?.p99_ns),
         text: rounded,
         top: None,
         looks: Looks::bad,
     },
     Curve {
         name: "USED",
-        value: |vm| (vm.used * 1000.0) as u64,
+        value: |vm| Some((vm.used * 1000.0) as u64),
         text: |v| percent(v as f64 / 1000.0),
         top: None,
         looks: Looks::good,
     },
     Curve {
         name: "PKT/S",
-        value: |vm| vm.net_packets_per_s as u64,
+        value: |vm| Some(vm.net_packets_per_s as u64),
         text: |v| v.to_string(),
         top: None,
         looks: Looks::good,
@@ -166,17 +173,23 @@ fn draw_curve(frame: &mut Frame<'_>, area: Rect, curve: &Curve, id: &str, app: &
         .past
         .iter()
         .skip(skip)
-        .map(|m| m.vms.vms.iter().find(|vm| vm.id == id).map(curve.value))
+        .map(|m| {
+            m.vms
+                .vms
+                .iter()
+                .find(|vm| vm.id == id)
+                .and_then(curve.value)
+        })
         .collect();
     let most = values.iter().flatten().copied().max().unwrap_or(0);
     let now = values.last().copied().flatten();
     let mut lines = vec![Line::from(format!(
-        "{:<9}{:>8}",
+        "{:<10}{:>7}",
         curve.name,
         now.map_or_else(|| "-".to_owned(), curve.text)
     ))];
     if area.height > 1 {
-        let text = format!("{:<9}{:>8}", " most", (curve.text)(most));
+        let text = format!("{:<10}{:>7}", " most", (curve.text)(most));
         lines.push(Line::styled(text, looks.quiet()));
     }
     frame.render_widget(Paragraph::new(lines), label);

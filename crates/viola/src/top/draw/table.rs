@@ -9,13 +9,14 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
 use viola_proto::{Class, VmReport};
 
 use super::{Looks, age, event_line};
-use crate::top::app::{App, class_text};
+use crate::top::app::{App, class_text, packet_delay_p99};
 use viola_cli::error::one_line;
 use viola_cli::quantities::{byte_rate, percent, rounded};
 
-/// Waits shown as bad and as doubtful, ns.
+/// Waiting shown as bad and as doubtful, part of the time.
 const WAITS: (f64, f64) = (0.3, 0.1);
-const P99: (u64, u64) = (10_000_000, 3_000_000);
+/// Delays shown as bad and as doubtful, ns.
+const DELAYS: (u64, u64) = (10_000_000, 3_000_000);
 /// Height of the screen from which events are shown below the table.
 const WITH_EVENTS: u16 = 10;
 
@@ -27,13 +28,14 @@ struct Column {
     right: bool,
 }
 
-const COLUMNS: [Column; 11] = [
+const COLUMNS: [Column; 12] = [
     column("NAME", 0, 0, false),
     column("CLASS", 6, 0, false),
     column("SHARE", 5, 60, true),
     column("USED", 5, 50, true),
     column("WAIT", 5, 0, true),
-    column("P99 WAIT", 8, 40, true),
+    column("P50 DELAY", 9, 100, true),
+    column("P99 DELAY", 9, 40, true),
     column("PKT/S", 7, 60, true),
     column("NET", 9, 100, true),
     column("DISK", 9, 100, true),
@@ -127,19 +129,15 @@ fn content(head: &str, vm: &VmReport, app: &App, now: u64, looks: Looks) -> (Str
         "SHARE" => (percent(vm.share), plain),
         "USED" => (percent(vm.used), plain),
         "WAIT" => {
-            let style = match vm.wait {
-                w if w >= WAITS.0 => looks.bad(),
-                w if w >= WAITS.1 => looks.doubtful(),
+            let style = match vm.waiting {
+                Some(w) if w >= WAITS.0 => looks.bad(),
+                Some(w) if w >= WAITS.1 => looks.doubtful(),
                 _ => plain,
             };
-            (percent(vm.wait), style)
+            (vm.waiting.map_or_else(|| "-".to_owned(), percent), style)
         }
-        "P99 WAIT" => match vm.wait_p99_ns {
-            None => ("-".into(), plain),
-            Some(ns) if ns >= P99.0 => (rounded(ns), looks.bad()),
-            Some(ns) if ns >= P99.1 => (rounded(ns), looks.doubtful()),
-            Some(ns) => (rounded(ns), plain),
-        },
+        "P50 DELAY" => delay(vm.packet_delay.as_ref().and_then(|d| d.p50_ns), looks),
+        "P99 DELAY" => delay(packet_delay_p99(vm), looks),
         "PKT/S" => (format!("{:.0}", vm.net_packets_per_s), plain),
         "NET" => (byte_rate(vm.net_bytes_per_s), plain),
         "DISK" => (byte_rate(vm.disk_bytes_per_s), plain),
@@ -154,6 +152,16 @@ fn content(head: &str, vm: &VmReport, app: &App, now: u64, looks: Looks) -> (Str
             Some(event) => (age(now, event.at_ms), plain),
             None => ("-".into(), looks.quiet()),
         },
+    }
+}
+
+fn delay(ns: Option<u64>, looks: Looks) -> (String, Style) {
+    let plain = Style::new();
+    match ns {
+        None => ("-".into(), plain),
+        Some(ns) if ns >= DELAYS.0 => (rounded(ns), looks.bad()),
+        Some(ns) if ns >= DELAYS.1 => (rounded(ns), looks.doubtful()),
+        Some(ns) => (rounded(ns), plain),
     }
 }
 

@@ -40,8 +40,11 @@ fn four() -> App {
         m.mechanism = Some("slots".into());
         m.why = "db01 is latency-sensitive".into();
         let db = &mut m.vms.vms[0];
-        db.wait = if i < 60 { 0.38 } else { 0.02 };
-        db.wait_p99_ns = Some(if i < 60 { 17_000_000 } else { 310_000 });
+        db.waiting = Some(if i < 60 { 0.38 } else { 0.02 });
+        let delay = db.packet_delay.as_mut().unwrap();
+        delay.p50_ns = Some(if i < 60 { 4_000_000 } else { 1280 });
+        delay.p99_ns = Some(if i < 60 { 17_000_000 } else { 310_000 });
+        db.residual_wait.as_mut().unwrap().p99_ns = if i < 60 { 9_000_000 } else { 0 };
         db.net_packets_per_s = 1000.0 + 20.0 * i as f64;
         if i >= 60 {
             db.class = Class::Ls;
@@ -49,8 +52,8 @@ fn four() -> App {
             db.class_source = Source::Set;
             db.scheduled_by = "slots".into();
         }
-        m.vms.vms[1].wait = 0.12;
-        m.vms.vms[2].wait_p99_ns = None;
+        m.vms.vms[1].waiting = Some(0.12);
+        m.vms.vms[2].packet_delay = None;
         m.vms.vms[3].class_setting = ClassSetting::Auto;
         let events = match i {
             0 => vec![Event {
@@ -174,8 +177,8 @@ fn hundreds_of_vms_are_scrolled_through_with_the_choice_in_sight() {
 fn no_size_and_no_name_make_it_panic() {
     let mut app = four();
     let mut m = moment(T, &["\u{1b}[31mred\nbell\u{7}", "日本語のサーバー", ""]);
-    m.vms.vms[0].wait = f64::NAN;
-    m.vms.vms[1].wait = f64::INFINITY;
+    m.vms.vms[0].waiting = Some(f64::NAN);
+    m.vms.vms[1].waiting = Some(f64::INFINITY);
     m.vms.vms[1].net_packets_per_s = -1.0;
     m.vms.vms[2].cores = Vec::new();
     app.heard(m, vec![event(T, Some("uml:x"), "a\x1b[2Jb")]);
