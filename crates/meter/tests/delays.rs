@@ -44,11 +44,8 @@ impl Wire {
     fn to_vm(acct: &mut Acct, vm: u32) -> Self {
         pin(0);
         // SAFETY: a plain system call for this thread alone.
-        assert_eq!(
-            unsafe { libc::unshare(libc::CLONE_NEWNET) },
-            0,
-            "needs root"
-        );
+        let own = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+        assert_eq!(own, 0, "needs root");
         let up = ["link", "set", "lo", "up"];
         assert!(Command::new("ip").args(up).status().unwrap().success());
         let netns = proc::netns(tid()).unwrap().unwrap() as u32;
