@@ -448,21 +448,23 @@ static __always_inline int on_packet(const struct sk_buff *skb, const struct net
 
 	if (!owner)
 		return 0;
-	cv = owner->cpu == NO_CPU ? 0 : core_vm(owner->cpu, owner->vm);
-	if (!cv && owner->to_guest != seen)
+	if (owner->cpu == NO_CPU && owner->to_guest != seen)
 		return 0;
 	/* Transmitted packets have an Ethernet header, received ones have lost it. */
 	if (is_tcp_without_data(skb, seen == PACKET_TRANSMITTED ? ETH_BYTES : 0))
 		return 0;
 	now = bpf_ktime_get_ns();
-	if (owner->to_guest != seen) {
-		if (cv)
-			cv->reply_at = now;
+	if (owner->to_guest == seen)
+		count_packet(owner->vm, now);
+	if (owner->cpu == NO_CPU)
 		return 0;
-	}
-	count_packet(owner->vm, now);
+	cv = core_vm(owner->cpu, owner->vm);
 	if (!cv)
 		return 0;
+	if (owner->to_guest != seen) {
+		cv->reply_at = now;
+		return 0;
+	}
 	cv->request_at = now;
 	if (!cv->notify_io || cv->on_since)
 		return 0;

@@ -133,15 +133,15 @@ fn run(
     let after = slots.health();
     for (vm, id) in s.vms.iter().zip(&vms) {
         let t = vm.vcpu_total();
-        let waits = meter.vm_waits(&id.id);
+        let waits = meter.vm_waits(&id.id).unwrap_or_default();
         println!(
-            "{:<16} ran {:5.1} %  waited {:5.1} %  switches {:6}  wait p50 {:7.0} us  p99 {:7.0} us",
+            "{:<16} ran {:5.1} %  waited {:5.1} %  switches {:6}  residual wait mean {:7.0} us  p99 {:7.0} us",
             vm.id.to_string(),
             100.0 * t.run as f64 / s.span as f64,
             100.0 * t.wait as f64 / s.span as f64,
             t.switches,
-            waits.quantile(0.5).unwrap_or(0) as f64 / 1e3,
-            waits.quantile(0.99).unwrap_or(0) as f64 / 1e3,
+            waits.residual_mean().unwrap_or(0) as f64 / 1e3,
+            waits.residual_quantile(0.99).unwrap_or(0) as f64 / 1e3,
         );
     }
     for (b, a) in before.cores.iter().zip(&after.cores) {
