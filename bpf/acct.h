@@ -35,10 +35,12 @@ struct core_vm {
 	u64 wakes;		/* became runnable */
 	u32 blocks;		/* became not runnable */
 	s32 runnable;		/* threads that run or wait here */
-	u32 notify_io;		/* send one event for the next packet to this VM */
-	u32 _pad;
+	u32 notify_io;		/* enum notify_io: the packet for which to send one event */
+	u32 open;		/* packets to this VM less its own, at least 0 */
 	u64 request_at;		/* time of the last packet that may need a reply */
 	u64 reply_at;	/* time of the VM's last packet that may be a reply */
+	u32 gap;		/* moving mean of the gaps between packets to the VM, ns */
+	u32 _pad;
 };
 
 /* What events for one VM wait until one of its vCPUs runs (delay.h). Events are packets that may need a reply, and wake-ups of a
@@ -63,8 +65,13 @@ struct core_ctl {
 	u32 lost;		/* events that did not fit into the ring */
 };
 
+enum notify_io {
+	NOTIFY_REQUEST = 1,	/* the next packet to the VM */
+	NOTIFY_REPLY,		/* the VM's packet after which none is open */
+};
+
 enum event_kind {
-	EVENT_IO = 1,		/* a packet came for a VM that waits for the core */
+	EVENT_IO = 1,		/* the packet of notify_io */
 	EVENT_WAKE,		/* a VM became runnable */
 	EVENT_BLOCK,		/* the running VM blocked */
 	EVENT_FORK,		/* tid is a new thread of vm */

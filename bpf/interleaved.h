@@ -193,6 +193,11 @@ __subprog int owner_row(struct slices *c __arg_nonnull, u32 i)
 	return 0;
 }
 
+__inline_fn u32 owns_before(const struct slices *c, const struct vm_row *a, const struct vm_row *b)
+{
+	return c->batch_ready ? is_served_before(a, b, c->batch_slice) : is_behind(a, b);
+}
+
 /* Keeps the owner or chooses the next. */
 __subprog int choose_owner(struct slices *c __arg_nonnull)
 {
@@ -219,7 +224,7 @@ __subprog int choose_owner(struct slices *c __arg_nonnull)
 		struct vm_row *vm = row_at(c, i);
 		u32 can = vm->ready && (c->batch_ready ? !vm->params.ls && vm->preempt_left == 0 : vm->params.ls);
 
-		if (vm->params.id && can && (owner >= ROWS || is_behind(vm, row_at(c, owner))))
+		if (vm->params.id && can && (owner >= ROWS || owns_before(c, vm, row_at(c, owner))))
 			owner = i;
 	}
 	c->owner = owner;

@@ -76,16 +76,32 @@ __inline_fn void limit_debt(struct slices *c, u32 i, s64 least)
 		set_lag(c, i, least);
 }
 
-/* Whether VM a has had less service for its weight than b. Compares products of 64 and 16 bits. */
-__inline_fn u32 is_behind(const struct vm_row *a, const struct vm_row *b)
+/* Whether lag_a/weight_a > lag_b/weight_b. Compares products of 64 and 16 bits. */
+__inline_fn u32 is_greater(s64 lag_a, u32 weight_a, s64 lag_b, u32 weight_b)
 {
-	u64 low_a = (u64)(u32)a->lag * (u64)b->weight, low_b = (u64)(u32)b->lag * (u64)a->weight;
-	s64 high_a = (a->lag >> 32) * b->weight + (s64)(low_a >> 32);
-	s64 high_b = (b->lag >> 32) * a->weight + (s64)(low_b >> 32);
+	u64 low_a = (u64)(u32)lag_a * (u64)weight_b, low_b = (u64)(u32)lag_b * (u64)weight_a;
+	s64 high_a = (lag_a >> 32) * (s64)weight_b + (s64)(low_a >> 32);
+	s64 high_b = (lag_b >> 32) * (s64)weight_a + (s64)(low_b >> 32);
 
 	if (high_a != high_b)
 		return high_a > high_b;
 	return (u32)low_a > (u32)low_b;
+}
+
+/* Whether VM a has had less service for its weight than b. */
+__inline_fn u32 is_behind(const struct vm_row *a, const struct vm_row *b)
+{
+	return is_greater(a->lag, (u32)a->weight, b->lag, (u32)b->weight);
+}
+
+/* Whether VM a is served before b by EEVDF: VMs with a lag of at least 0 first, then the earlier virtual deadline. */
+__inline_fn u32 is_served_before(const struct vm_row *a, const struct vm_row *b, u64 slice)
+{
+	s64 length = (s64)slice << LAG_ONE_SHIFT;
+
+	if ((a->lag >= 0) != (b->lag >= 0))
+		return a->lag >= 0;
+	return is_greater(a->lag - length, (u32)a->weight, b->lag - length, (u32)b->weight);
 }
 
 /* Weight of the members and the VM. */

@@ -9,6 +9,8 @@ use viola_policy::slices::{
 };
 
 const BATCH_SLICE: Nanos = 4 * MS;
+/// Run time that the reserve of an LSVM with up to a half of the core buys.
+const RESERVE: Nanos = 6 * MS;
 
 fn any_vm(id: u32) -> impl Strategy<Value = SimVm> {
     let weight = prop::sample::select(vec![128_u32, 256, 256, 256, 512, 1024]);
@@ -95,6 +97,14 @@ fn shares_are_fair(report: &Report, vms: &[SimVm]) -> Result<(), TestCaseError> 
     Ok(())
 }
 
+/// Longest wait (ns) of a busy VM with share `s` under EEVDF with slices of [`BATCH_SLICE`] (Stoica and Abdel-Wahab, 1995,
+/// theorem 1): a VM that has just run a slice has a lag of -q·(1 - s) and is eligible after q·(1 - s)/s; it then runs
+/// by its deadline, q/s later, or at most one slice after it.
+fn worst_stock_wait(s: f64) -> f64 {
+    let q = BATCH_SLICE as f64;
+    q * (1.0 - s) / s + q / s
+}
+
 /// Max-min fair shares of VMs that want these parts of the core.
 fn water_fill(vms: &[SimVm], wants: &[f64]) -> Vec<f64> {
     let mut got = vec![None; vms.len()];
@@ -134,7 +144,7 @@ proptest! {
 
     #[test]
     fn late_timers_and_the_cost_of_deciding_do_not_shift_interleaved_shares(vms in busy_vms(5), late in 0..60 * US) {
-        let driver = Driver { overhead: 3 * US, late, record: false };
+        let driver = Driver { overhead: 3 * US, late, ..Driver::default() };
         let mut core = Core::new(Interleaved::default(), &vms, driver, 5);
         let report = core.run_until(20_000 * MS).unwrap();
         let used: Nanos = report.vms.iter().map(|vm| vm.ran).sum();
@@ -176,6 +186,35 @@ proptest! {
             };
             // Decisions come within 1/64 of a microslice of their time.
             let most = most * 1.04 + 20_000.0;
+            let worst = report.vm(vm.params.id).unwrap().worst_wait() as f64;
+            prop_assert!(worst <= most, "VM {i} ({:?}) waited {worst} ns, at most {most}", vm.params.class);
+        }
+    }
+
+    #[test]
+    fn packets_at_any_time_shift_no_shares(vms in busy_vms(6), seed in any::<u64>()) {
+        let driver = Driver { packets: true, ..Driver::default() };
+        let report = Core::new(Interleaved::default(), &vms, driver, seed).run_until(20_000 * MS).unwrap().clone();
+        shares_are_fair(&report, &vms)?;
+    }
+
+    #[test]
+    fn no_vm_waits_longer_than_on_a_stock_host(vms in busy_vms(6), packets in any::<bool>(), seed in any::<u64>()) {
+        let mut vms = vms;
+        for vm in &mut vms {
+            vm.params.microslice = vm.params.microslice.min(MS);
+        }
+        let driver = Driver { packets, ..Driver::default() };
+        let report = Core::new(Interleaved::default(), &vms, driver, seed).run_until(10_000 * MS).unwrap().clone();
+        let lsvms = vms.iter().filter(|vm| vm.params.class == Class::Ls).count() as Nanos;
+        let longest = vms.iter().map(|vm| vm.params.microslice).max().unwrap_or(0);
+        for (i, vm) in vms.iter().enumerate() {
+            // LSVMs may spend their reserves at once.
+            let reserves = match vm.params.class {
+                Class::Ls => 0,
+                Class::Batch => lsvms * RESERVE,
+            };
+            let most = worst_stock_wait(fair(&vms, i)) + (longest + reserves) as f64;
             let worst = report.vm(vm.params.id).unwrap().worst_wait() as f64;
             prop_assert!(worst <= most, "VM {i} ({:?}) waited {worst} ns, at most {most}", vm.params.class);
         }
@@ -239,7 +278,7 @@ proptest! {
         let share = got(Core::new(Interleaved::default(), &vms, Driver::default(), seed));
         // Its credit and a microslice come on top, once.
         prop_assert!(share <= s + 0.005, "evading gave {share:.4} of the core, fair is {s:.4}");
-        let late = Driver { late: 50 * US, overhead: 3 * US, record: false };
+        let late = Driver { late: 50 * US, overhead: 3 * US, ..Driver::default() };
         let share = got(Core::new(Interleaved::default(), &vms, late, seed));
         prop_assert!(share <= s + 0.01, "evading late timers gave {share:.4} of the core, fair is {s:.4}");
     }

@@ -258,6 +258,25 @@ impl Cpus {
         }
     }
 
+    /// Records packets for the VM of the vCPU that handles its packets.
+    pub fn note_requests(&mut self, now: Nanos, vcpu: usize, count: u32) {
+        let v = &self.vcpus[vcpu];
+        let view = self.cores[v.core].views.change(v.slot);
+        view.packets.count_requests(now, count);
+    }
+
+    /// Records a packet that the VM of this vCPU sends.
+    pub fn note_reply(&mut self, now: Nanos, vcpu: usize) {
+        let v = &self.vcpus[vcpu];
+        let core = v.core;
+        let packets = &mut self.cores[core].views.change(v.slot).packets;
+        packets.count_reply(now);
+        if packets.open == 0 && self.cores[core].scheduler.wants_io_events() {
+            self.advance(now, core);
+            self.pick(now, core);
+        }
+    }
+
     /// Whether a vCPU has its core now.
     pub fn runs(&self, vcpu: usize) -> bool {
         let v = &self.vcpus[vcpu];

@@ -79,14 +79,31 @@ pub struct CoreVm {
     pub blocks: u32,
     /// Threads that run or wait here.
     pub runnable: i32,
-    /// Send one event for the next packet to this VM.
+    /// The packet for which one event is sent, as [`NotifyIo`].
     pub notify_io: u32,
-    /// Unused.
-    pub _pad: u32,
+    /// Packets to the VM less those of the VM, at least 0.
+    pub open: u32,
     /// Time of the last packet to the VM that may need a reply: any but TCP segments without data.
     pub request_at: u64,
     /// Time of the VM's last packet that may be a reply.
     pub reply_at: u64,
+    /// Moving mean of the gaps between packets to the VM, ns.
+    pub gap: u32,
+    /// Unused.
+    pub _pad: u32,
+}
+
+/// The packet of a VM for which the accounting program sends one event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u32)]
+pub enum NotifyIo {
+    /// None.
+    #[default]
+    None = 0,
+    /// The next packet to the VM.
+    Request = 1,
+    /// The VM's packet after which no packet to it is open.
+    Reply = 2,
 }
 
 /// What events for one VM wait until one of its vCPUs runs; bpf/delay.h explains how packets are kept.
@@ -130,7 +147,7 @@ pub struct CoreCtl {
 /// The kind of an [`Event`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventKind {
-    /// A packet came for a VM that waits for the core.
+    /// The packet of [`NotifyIo`].
     Io,
     /// A VM became runnable.
     Wake,

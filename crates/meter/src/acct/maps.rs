@@ -9,7 +9,7 @@ use std::sync::atomic::{Ordering, fence};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::layout::{
-    Account, AccountTimes, CoreCtl, CoreVm, HistCounters, MAX_ACCOUNTS, MAX_VMS, VmDelay,
+    Account, AccountTimes, CoreCtl, CoreVm, HistCounters, MAX_ACCOUNTS, MAX_VMS, NotifyIo, VmDelay,
 };
 
 /// A map of the accounting program could not be mapped.
@@ -223,11 +223,11 @@ impl CoreView {
         unsafe { (&raw const (*row).used).read_volatile() }
     }
 
-    /// Requests one [`super::EventKind::Io`] for the next packet to the VM, or cancels the request.
-    pub fn notify_io(&self, vm: u32, want: bool) {
+    /// Requests one [`super::EventKind::Io`] for a packet of the VM, or cancels the request.
+    pub fn notify_io(&self, vm: u32, packet: NotifyIo) {
         let row = self.vms.ptr(self.row(vm));
         // SAFETY: in bounds and mapped writable; one aligned word.
-        unsafe { (&raw mut (*row).notify_io).write_volatile(u32::from(want)) };
+        unsafe { (&raw mut (*row).notify_io).write_volatile(packet as u32) };
     }
 
     /// Chooses the events that wake this core's controller: the next VM that becomes runnable, and each VM that blocks.

@@ -18,7 +18,7 @@ use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuild
 
 pub use layout::{
     Account, AccountTimes, CoreCtl, CoreVm, Event, EventKind, HIST_BUCKETS, HistCounters,
-    MAX_ACCOUNTS, MAX_NICS, MAX_VMS, NO_VM, VmDelay, bucket_bounds, bucket_of,
+    MAX_ACCOUNTS, MAX_NICS, MAX_VMS, NO_VM, NotifyIo, VmDelay, bucket_bounds, bucket_of,
 };
 pub use maps::{Accounts, CoreView, Delays, MapError};
 pub use ring::Ring;

@@ -135,6 +135,21 @@ impl Cap {
         }
     }
 
+    /// How long the VM may run from now if it keeps half a quota for later, ns ([`FOREVER`] without a cap). What it keeps it
+    /// does not lose: one unused quota is carried over.
+    pub(crate) fn budget_above_reserve(&self) -> Nanos {
+        if self.quota == 0 {
+            FOREVER
+        } else {
+            (self.left - self.quota / 2).max(0) as Nanos
+        }
+    }
+
+    /// When the next window refills the quota.
+    pub(crate) fn next_window(windows: &Windows) -> Nanos {
+        windows.begin_of(1)
+    }
+
     /// When a capped VM may run again.
     pub(crate) fn refill_at(&self, windows: &Windows) -> Nanos {
         if !self.capped {

@@ -8,18 +8,26 @@
 //! - An LSVM outranks all others from lag 0 until it has run its microslice T_m. Its lag is then -T_m·(1 - s), where s
 //!   is its share, and it stays in the background until the others have run T_m·(1 - s)/s and its lag is 0 again. While
 //!   it sleeps it collects lag up to [`Config::credit_ls`], so it gets the core at once when it wakes.
-//! - The batch VM with the least service for its weight owns the core for a slice of its own run time. Microslices
-//!   interrupt the slice; blocking ends it. A batch VM that wakes with positive lag preempts the owner for that long.
+//! - Batch VMs own the core in turn, in EEVDF's order, each for a slice of its own run time. Microslices interrupt the
+//!   slice; blocking ends it. A batch VM that wakes with positive lag preempts the owner for that long.
 //! - Several LSVMs that may run take turns by microslices.
-//! - Where the driver sees an LSVM's packets ([`super::Io`]), a busy LSVM runs in microslices only while a packet
-//!   waits. Otherwise it runs in slices of [`Config::quiet_slice`] and keeps as much lag in reserve as a sleeping LSVM.
-//!   A packet gets it the core at once, in microslices until the packet is answered or the reserve is spent. Each
-//!   microslice costs two preemptions, so this spends preemptions only when there is a packet to answer.
+//! - Where the driver sees an LSVM's packets ([`super::Io`]), each LSVM has a reserve of lag, up to
+//!   [`Config::credit_ls`]. A packet gets a busy LSVM the core at once and spends one microslice of the reserve. Without
+//!   packets the LSVM runs in pieces that grow up to [`Config::quiet_slice`]: each microslice costs two preemptions, so
+//!   it spends them only when there is a packet to answer.
+//! - An LSVM whose packets have spent the reserve wants more than its share. It goes on in a cycle: it runs a piece, and
+//!   the others run until its lag is 0 again. The pieces grow from the microslice to [`Config::cycle_slice`] while it
+//!   stays so. The reserve returns by one microslice in each cycle without a packet, and at once as far as the VM sleeps.
+//!
+//! An LSVM therefore waits for as long as its piece takes the others to make up for: (1 - s)/s of the piece, and a
+//! microslice more while its reserve returns. This is never longer than a slice of [`Config::quiet_slice`] costs it.
 //!
 //! No pattern of sleeping and waking gets a VM more than its share plus the credit it saved up.
 
 mod boost;
 mod decision;
+
+use boost::Boost;
 
 use super::caps::{Cap, Windows};
 use super::lag::Ledger;
@@ -38,9 +46,11 @@ pub struct Config {
     pub credit_ls: Nanos,
     /// Maximum lag of a sleeping batch VM, 100 us ..= 100 ms.
     pub credit_batch: Nanos,
-    /// Slice of a busy LSVM while no packet waits for it, used only where packets are seen: at least its microslice, at
-    /// most 100 ms.
+    /// Longest slice of a busy LSVM without packets, used only where packets are seen: at least its microslice, at most
+    /// 100 ms.
     pub quiet_slice: Nanos,
+    /// Longest slice of an LSVM whose packets have spent its reserve: at least its microslice, at most 100 ms.
+    pub cycle_slice: Nanos,
 }
 
 impl Default for Config {
@@ -50,6 +60,7 @@ impl Default for Config {
             credit_ls: 3 * MS,
             credit_batch: MS,
             quiet_slice: 4 * MS,
+            cycle_slice: MS,
         }
     }
 }
@@ -71,12 +82,8 @@ struct Vm {
     cap: Cap,
     /// Maximum lag while asleep, ns.
     credit: i64,
-    /// Length of its present slice, ns: the microslice, or [`Config::quiet_slice`] of a busy LSVM without packets.
-    current_slice: Nanos,
-    /// Lag (ns) from which an LSVM is boosted.
-    start_lag: i64,
-    /// Lag (ns) at which the boost ends.
-    stop_lag: i64,
+    /// The range of lags in which an LSVM is boosted, and its pieces.
+    boost: Boost,
     /// Place in the order in which boosted LSVMs take turns: the lowest is next.
     ticket: u64,
     /// Lag before the last charge, ns.
@@ -179,6 +186,7 @@ impl Interleaved {
                 .credit_batch
                 .clamp(MIN_PREEMPT_RUN as Nanos, 100 * MS),
             quiet_slice: config.quiet_slice.min(100 * MS),
+            cycle_slice: config.cycle_slice.min(100 * MS),
         };
     }
 
@@ -251,6 +259,18 @@ impl Interleaved {
         self.contenders = self.ready.len();
         self.batch_ready = !self.ready.difference(self.ls).is_empty();
         let unchanged = (self.ready.difference(self.slept)).intersection(self.ledger.members());
+        for i in self
+            .limited
+            .intersection(self.ls)
+            .intersection(self.ready)
+            .iter()
+        {
+            // A cap below its share would let its lag grow without end.
+            if self.vms[i].boost.sees_packets {
+                let most = self.vms[i].credit + self.slice();
+                self.ledger.limit_credit(i, most);
+            }
+        }
         for i in self.all.difference(unchanged).iter() {
             let vm = &self.vms[i];
             if self.ready.contains(i) {
@@ -330,7 +350,11 @@ impl Interleaved {
             false => self.ready.intersection(self.ls),
         };
         for i in candidates.iter() {
-            if self.owner.is_none_or(|o| self.ledger.is_behind(i, o)) {
+            let is_before = |o| match batch {
+                true => self.ledger.is_served_before(i, o, self.config.batch_slice),
+                false => self.ledger.is_behind(i, o),
+            };
+            if self.owner.is_none_or(is_before) {
                 self.owner = Some(i);
             }
         }
@@ -373,9 +397,7 @@ impl CoreScheduler for Interleaved {
                     micro,
                     cap: Cap::new(p.cap_permille, &self.windows),
                     credit: 0,
-                    current_slice: micro,
-                    start_lag: 0,
-                    stop_lag: 0,
+                    boost: Boost::new(micro),
                     ticket: 0,
                     lag_before: 0,
                     preempt_left: 0,
@@ -399,7 +421,10 @@ impl CoreScheduler for Interleaved {
                 }
             }
             self.ls.set(i, ls);
-            (vm.micro, vm.current_slice) = (micro, micro);
+            if vm.micro != micro || from.is_some_and(|k| old_ls.contains(k) != ls) {
+                vm.boost = Boost::new(micro);
+            }
+            vm.micro = micro;
             vm.credit = if ls {
                 self.config.credit_ls.max(micro)
             } else {

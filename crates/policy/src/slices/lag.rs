@@ -158,6 +158,18 @@ impl Ledger {
         i128::from(a.lag) * i128::from(b.weight) > i128::from(b.lag) * i128::from(a.weight)
     }
 
+    /// Whether VM `a` is served before `b` by EEVDF: VMs with a lag of at least 0 first, then the earlier virtual deadline of
+    /// a slice of `slice` ns, which is (slice - lag)/w after the core's virtual time.
+    pub(crate) fn is_served_before(&self, a: usize, b: usize, slice: Nanos) -> bool {
+        let (a, b) = (&self.entries[a], &self.entries[b]);
+        if (a.lag >= 0) != (b.lag >= 0) {
+            return a.lag >= 0;
+        }
+        let slice = lag_of(slice as i64);
+        i128::from(a.lag - slice) * i128::from(b.weight)
+            > i128::from(b.lag - slice) * i128::from(a.weight)
+    }
+
     /// Weight of all members counting the VM as one, and the part of it that belongs to the others.
     fn weights_with(&self, i: usize) -> (i64, i64) {
         let e = &self.entries[i];

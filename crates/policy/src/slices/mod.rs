@@ -16,6 +16,7 @@
 //! | [`Paper`] | Algorithm 1 of the dissertation |
 //! | [`Credit`] | Xen's credit scheduler, the dissertation's baseline |
 //! | [`model`] | the dissertation's equations |
+//! | [`OpenRequests`] | tells from a VM's packets whether it has requests to answer |
 //! | [`classify`] | chooses the class of a VM |
 //! | `simulate` | runs any scheduler on a simulated core, for tests (feature `testing`) |
 
@@ -24,6 +25,7 @@ mod credit;
 mod interleaved;
 pub(crate) mod lag;
 mod paper;
+mod requests;
 mod vm_set;
 
 pub mod classify;
@@ -34,6 +36,7 @@ pub mod simulate;
 pub use credit::Credit;
 pub use interleaved::{Config as InterleavedConfig, Interleaved};
 pub use paper::Paper;
+pub use requests::{OpenRequests, Packets};
 
 /// Nanoseconds: a duration, or a time on the driver's monotonic clock.
 pub type Nanos = u64;
@@ -76,16 +79,34 @@ pub struct Params {
     pub microslice: Nanos,
 }
 
-/// Whether a packet waits for a busy VM. (A packet wakes a sleeping VM anyway.)
+/// The packets of a VM since the last decision. (A packet wakes a sleeping VM anyway.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Io {
     /// The driver does not see this VM's packets.
     #[default]
     Unknown,
-    /// No packet arrived since the VM last had the core.
+    /// There was no packet, and none waits.
     Idle,
-    /// A packet waits for the VM to run.
+    /// Packets arrived or the VM has sent some, and no request is known to be open. An answer may have more packets.
+    Answered,
+    /// A request is open.
     Pending,
+    /// Packets come so often that a request is always open.
+    Flood,
+}
+
+impl Io {
+    /// Whether a request is open.
+    #[must_use]
+    pub fn is_open(self) -> bool {
+        matches!(self, Self::Pending | Self::Flood)
+    }
+
+    /// Whether there were packets since the last decision, or a packet waits.
+    #[must_use]
+    pub fn has_packets(self) -> bool {
+        matches!(self, Self::Answered | Self::Pending | Self::Flood)
+    }
 }
 
 /// What one VM did since the last [`CoreScheduler::decide`].
@@ -97,7 +118,7 @@ pub struct Activity {
     pub runnable: bool,
     /// Whether it blocked at least once.
     pub blocked: bool,
-    /// Whether a packet waits for it.
+    /// Its packets.
     pub io: Io,
 }
 
@@ -132,6 +153,8 @@ pub struct Decision {
     pub notify_wake: bool,
     /// The driver asks again as soon as the highest-ranked runnable VM blocks.
     pub notify_block: bool,
+    /// The driver asks again as soon as this VM has no open request any more ([`Io::is_open`] ends), by index.
+    pub notify_reply: [bool; MAX_VMS],
 }
 
 impl Default for Decision {
@@ -142,6 +165,7 @@ impl Default for Decision {
             until: FOREVER,
             notify_wake: false,
             notify_block: false,
+            notify_reply: [false; MAX_VMS],
         }
     }
 }

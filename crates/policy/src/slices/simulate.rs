@@ -11,7 +11,10 @@ mod report;
 
 pub use report::{Behaviour, Driver, NoProgress, Report, Run, SimVm, VmReport};
 
-use super::{Activity, CoreScheduler, Decision, FOREVER, Nanos, Params, Rank, US};
+use super::{Activity, Class, CoreScheduler, Decision, FOREVER, Io, MS, Nanos, Params, Rank, US};
+
+/// Longest time between two packets of [`Driver::packets`].
+const MAX_PACKET_GAP: Nanos = 3 * MS;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -353,13 +356,20 @@ impl<M: CoreScheduler> Core<M> {
     fn decide(&mut self) {
         self.must_decide = false;
         self.activity.clear();
-        for g in &mut self.vms {
+        for i in 0..self.vms.len() {
+            let io = match self.driver.packets && self.vms[i].params.class == Class::Ls {
+                true => {
+                    [Io::Idle, Io::Answered, Io::Pending, Io::Flood][self.random((0, 3)) as usize]
+                }
+                false => Io::Unknown,
+            };
+            let g = &mut self.vms[i];
             let runnable = !matches!(g.state, State::Asleep { .. });
             self.activity.push(Activity {
                 used: g.used,
                 runnable,
                 blocked: g.blocked,
-                ..Activity::default()
+                io,
             });
             (g.used, g.blocked) = (0, false);
             // A VM that was over its cap begins to wait now.
@@ -378,6 +388,10 @@ impl<M: CoreScheduler> Core<M> {
         self.report.time = self.now;
         let late = self.random((0, self.driver.late));
         self.until = self.decision.until.saturating_add(late).max(self.now);
+        if self.driver.packets {
+            let packet = self.now + self.random((10 * US, MAX_PACKET_GAP));
+            self.until = self.until.min(packet);
+        }
         for (i, g) in self.vms.iter_mut().enumerate() {
             let rank = self.decision.ranks[i];
             if rank != g.rank {

@@ -450,7 +450,7 @@ proptest! {
                 params: Params { id: i as u32 + 1, ..params },
                 behaviour,
             }).collect();
-            let driver = Driver { overhead: 0, late, record: false };
+            let driver = Driver { late, ..Driver::default() };
             let mut core = Core::new(Both::new(library, kind, 4 * MS, reserve), &vms, driver, seed);
             for at in 1..=200 {
                 core.run_until(at * MS).unwrap();

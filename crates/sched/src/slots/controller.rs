@@ -17,10 +17,10 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use viola_meter::acct::{CoreView, EventKind, MAX_VMS as MAX_INDEX, Ring};
+use viola_meter::acct::{CoreView, CoreVm, EventKind, MAX_VMS as MAX_INDEX, NotifyIo, Ring};
 use viola_policy::slices::{
-    Activity, CoreScheduler, Credit, Decision, FOREVER, Interleaved, Io, MAX_VMS, Nanos, Paper,
-    Params, Rank,
+    Activity, CoreScheduler, Credit, Decision, FOREVER, Interleaved, Io, MAX_VMS, Nanos,
+    OpenRequests, Packets, Paper, Params, Rank,
 };
 use viola_policy::turbo::{OtherCoreUsage, RegularCore, TurboCore};
 
@@ -37,8 +37,6 @@ pub const HEARTBEAT_INTERVAL: Nanos = 50_000_000;
 const IDLE_HEARTBEAT_INTERVAL: Nanos = 2 * HEARTBEAT_INTERVAL;
 /// Interval at which all priorities are set anew, in case another program changed one, ns.
 const PRIORITY_REFRESH_INTERVAL: Nanos = 1_000_000_000;
-/// A packet without a reply after this time gets none, ns.
-const REPLY_TIMEOUT: Nanos = 5_000_000;
 /// Time that context switches take while a budget is spent: a check this much later finds the budget spent and need not be
 /// repeated, ns.
 const SWITCH_COST: Nanos = 20_000;
@@ -122,6 +120,17 @@ struct LastCounters {
     used: u64,
     blocks: u32,
     wakes: u64,
+    requests: OpenRequests,
+}
+
+/// The VM's packets as the accounting program counts them.
+fn packets_of(vm: &CoreVm) -> Packets {
+    Packets {
+        request_at: vm.request_at,
+        reply_at: vm.reply_at,
+        open: vm.open,
+        gap: vm.gap,
+    }
 }
 
 struct Core {
@@ -152,6 +161,8 @@ struct Core {
     decision: Decision,
     until: Nanos,
     last: Nanos,
+    /// Time of the last decision.
+    decided_at: Nanos,
     priorities_refreshed: Nanos,
     lost: u32,
     /// Steps since one of the VMs woke.
@@ -184,6 +195,7 @@ impl Core {
             decision: Decision::default(),
             until: 0,
             last: 0,
+            decided_at: 0,
             priorities_refreshed: 0,
             lost: 0,
             idle_polls: 0,
@@ -201,17 +213,15 @@ impl Core {
             let vm = self.view.vm(index);
             let used = self.view.used(index, now);
             let last = &mut self.last_counters[index as usize];
+            let ran = used.saturating_sub(last.used);
+            last.requests.observe(packets_of(&vm), ran);
             self.seen[i] = Activity {
-                used: used.saturating_sub(last.used),
+                used: ran,
                 runnable: vm.runnable > 0,
                 blocked: vm.blocks != last.blocks,
-                // Pending until the VM has replied: a microslice may be too short for the reply.
                 io: match self.plan.vms[i].sees_packets {
                     false => Io::Unknown,
-                    true if vm.request_at > vm.reply_at && now < vm.request_at + REPLY_TIMEOUT => {
-                        Io::Pending
-                    }
-                    true => Io::Idle,
+                    true => last.requests.io(self.decided_at),
                 },
             };
             last.used = used.max(last.used);
@@ -220,6 +230,7 @@ impl Core {
                 (last.wakes, self.idle_polls) = (vm.wakes, 0);
             }
         }
+        self.decided_at = now;
         let used = self.seen.iter().map(|seen| seen.used).sum();
         let in_budget = self.budget.spend(now, used);
         self.exchange_pool_usage(shared, now);
@@ -234,6 +245,7 @@ impl Core {
         scheduler.decide(now, &self.seen, &mut self.decision);
         self.publish_dues(own);
         let (mut calls, mut switches, mut fill, mut step_again) = (0, 0, false, false);
+        let contended = self.seen.iter().filter(|seen| seen.runnable).count() > 1;
         for (i, &index) in self.indexes.iter().enumerate() {
             let rank = self.decision.ranks[i];
             let hold_cpu = self.plan.vms[i].hold_cpu;
@@ -252,8 +264,17 @@ impl Core {
             };
             if self.plan.vms[i].sees_packets {
                 let Activity { runnable, io, .. } = self.seen[i];
-                let waits = rank != Rank::Boost && runnable && io == Io::Idle;
-                self.view.notify_io(index, waits);
+                let waits = contended && rank != Rank::Boost && runnable && !io.is_open();
+                let packet = match (self.decision.notify_reply[i], waits) {
+                    (true, _) => NotifyIo::Reply,
+                    (_, true) => NotifyIo::Request,
+                    _ => NotifyIo::None,
+                };
+                self.view.notify_io(index, packet);
+                // A packet that came since the step began sent no event.
+                let last = &self.last_counters[index as usize].requests;
+                step_again |= packet == NotifyIo::Request
+                    && self.view.vm(index).request_at != last.last_request_at();
             }
             if let (true, Some(cpu)) = (held, hold_cpu) {
                 let threads = &mut self.threads[index as usize];

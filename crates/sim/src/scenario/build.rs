@@ -14,8 +14,8 @@ use viola_policy::lanes::Config as LaneConfig;
 use super::file::{self, File, Scheduler, Vm, Work};
 use crate::setup::{HostSetup, Policy, VmSetup, lookbusy};
 use crate::work::{
-    Blocks, Direction, Disk, Files, GuestCosts, Http, MediaStream, Ping, Read, Tcp, TcpConfig, Udp,
-    Write,
+    Arrivals, Blocks, Direction, Disk, Files, GuestCosts, Http, MediaStream, Ping, Read, Requests,
+    Tcp, TcpConfig, Udp, Write,
 };
 use crate::world::{Simulation, Workload};
 
@@ -429,6 +429,30 @@ fn maker(
                 http.page = page.unwrap_or(http.page).max(1);
                 http.process = process_us.map_or(http.process, |us| ms(us / 1e3));
                 http
+            })
+        }
+        Work::Requests {
+            connections,
+            rate,
+            process_us,
+            delay_ms,
+        } => {
+            let arrivals = match (connections, rate) {
+                (Some(connections), None) => {
+                    positive(f64::from(connections), "connections")?;
+                    Arrivals::Closed(connections)
+                }
+                (None, Some(rate)) => Arrivals::Open(positive(rate, "rate")?),
+                _ => {
+                    let what =
+                        "requests: write either connections (closed loop) or rate (open loop)";
+                    return Err((of.span(), what.into()));
+                }
+            };
+            let process = ms(process_us.unwrap_or(130.0) / 1e3);
+            let delay = ms(delay_ms.unwrap_or(0.05));
+            work("requests", move || {
+                Requests::new(vm, arrivals, process, delay, costs)
             })
         }
         Work::Voice {

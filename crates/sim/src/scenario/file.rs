@@ -119,6 +119,12 @@ pub(super) enum Work {
         process_us: Option<f64>,
         delay_ms: Option<[f64; 2]>,
     },
+    Requests {
+        connections: Option<u32>,
+        rate: Option<f64>,
+        process_us: Option<f64>,
+        delay_ms: Option<f64>,
+    },
     Voice {
         #[serde(default)]
         down: bool,

@@ -105,6 +105,16 @@ fn bad_input_is_named_in_one_sentence_with_file_line_and_key() {
         ),
         (
             "kind = \"ping\"",
+            "kind = \"requests\"\nconnections = 4\nrate = 10.0",
+            "requests: write either connections (closed loop) or rate (open loop)",
+        ),
+        (
+            "kind = \"ping\"",
+            "kind = \"requests\"\nconnections = 0",
+            "connections: 0 is out of range: write a value above 0",
+        ),
+        (
+            "kind = \"ping\"",
             "kind = \"blocks\"\nfrom = \"web\"",
             "from: there is no other VM named web",
         ),

@@ -9,7 +9,7 @@ pub use eevdf::{Config as EevdfConfig, Eevdf};
 pub use policy_driver::{PolicyCore, PolicyDriver};
 pub use xen::{Config as XenConfig, Xen};
 
-use viola_policy::slices::{Nanos, Params};
+use viola_policy::slices::{Nanos, Packets, Params};
 use viola_policy::turbo::OtherCoreUsage;
 
 /// State of one vCPU for the scheduler.
@@ -23,6 +23,8 @@ pub struct View {
     pub blocked: bool,
     /// Whether an interrupt waits for it.
     pub io: bool,
+    /// Packets of its VM, if it handles them.
+    pub packets: Packets,
 }
 
 /// The vCPUs of a core in the order of [`Scheduler::configure`], and those that changed since the last

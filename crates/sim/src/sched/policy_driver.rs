@@ -3,7 +3,7 @@
 //! and the kernel runs the highest-ranked vCPU that wants to run, equal ranks first come first served.
 
 use viola_policy::slices::{
-    Activity, CoreScheduler, Decision, FOREVER, Io, MAX_VMS, Nanos, Params, Rank, US,
+    Activity, CoreScheduler, Decision, FOREVER, Io, MAX_VMS, Nanos, OpenRequests, Params, Rank, US,
 };
 use viola_policy::turbo::{OtherCoreUsage, PoolScheduler};
 
@@ -23,8 +23,10 @@ pub struct PolicyDriver {
     /// Core time per decision, ns.
     cost: Nanos,
     sees_io: bool,
-    /// Input of the next decision.
+    /// Input of the next decision, without the packets.
     seen: Vec<Activity>,
+    /// Time of the last decision, ns.
+    asked_at: Nanos,
     /// The last decision; its budgets are counted down.
     decision: Decision,
     rows: Vec<Row>,
@@ -45,6 +47,7 @@ struct Row {
     /// Place among equal ranks: the lowest runs first.
     place: i64,
     rank: Rank,
+    requests: OpenRequests,
 }
 
 /// Order of a vCPU that does not run even on an idle core.
@@ -67,6 +70,7 @@ impl PolicyDriver {
             cost,
             sees_io,
             seen: Vec::new(),
+            asked_at: 0,
             decision: Decision::default(),
             rows: Vec::new(),
             running: None,
@@ -91,11 +95,6 @@ impl PolicyDriver {
             let Some(seen) = self.seen.get_mut(i) else {
                 continue;
             };
-            let io = match (self.sees_io, view.io) {
-                (false, _) => Io::Unknown,
-                (true, false) => Io::Idle,
-                (true, true) => Io::Pending,
-            };
             seen.used += view.used;
             seen.blocked |= view.blocked;
             let budget = &mut self.decision.budgets[i];
@@ -112,8 +111,12 @@ impl PolicyDriver {
                 seen.runnable = view.runnable;
                 row.order = order(view.runnable, row.rank, row.place);
             }
-            ask |= io == Io::Pending && seen.io == Io::Idle;
-            seen.io = io;
+            let row = &mut self.rows[i];
+            row.requests.observe(view.packets, view.used);
+            let waits = self.sees_io && view.runnable && self.running != Some(i);
+            let is_open = row.requests.io(0).is_open();
+            ask |= waits && is_open && !seen.io.is_open();
+            ask |= self.decision.notify_reply[i] && !is_open;
             if self.running == Some(i) {
                 ask |= match view.blocked {
                     true => self.decision.notify_block,
@@ -126,6 +129,12 @@ impl PolicyDriver {
 
     fn ask(&mut self, now: Nanos) {
         self.fresh = false;
+        if self.sees_io {
+            for (seen, row) in self.seen.iter_mut().zip(&self.rows) {
+                seen.io = row.requests.io(self.asked_at);
+            }
+        }
+        self.asked_at = now;
         match &mut self.driver {
             PolicyCore::Single(m) => m.decide(now, &self.seen, &mut self.decision),
             PolicyCore::Pooled(m) => m.decide(now, &self.seen, &mut self.decision),
@@ -160,6 +169,7 @@ impl Scheduler for PolicyDriver {
             order: NEVER,
             place: 0,
             rank: Rank::Waiting,
+            requests: OpenRequests::default(),
         };
         self.rows.resize(vms, row);
         match &mut self.driver {

@@ -1,62 +1,210 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The boost of LSVMs: the range of lags in which they outrank other VMs, and the turn among them.
 
-use super::super::{Activity, Io, Nanos};
-use super::{Interleaved, Vm, margin};
+use super::super::{Activity, Io, Nanos, US};
+use super::{Interleaved, MIN_BUDGET, margin};
+
+/// The boost of one LSVM.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Boost {
+    /// Lag (ns) from which the LSVM is boosted.
+    pub(super) start_lag: i64,
+    /// Lag (ns) at which the boost ends.
+    pub(super) stop_lag: i64,
+    /// Length of the present piece, ns.
+    pub(super) slice: Nanos,
+    /// Length of its pieces beyond the reserve, ns.
+    cycle: Nanos,
+    /// Length of its pieces without packets, ns.
+    quiet: Nanos,
+    /// Lag from which it is boosted while no packet waits, ns.
+    level: i64,
+    /// Lag that it saves in the present cycle, ns.
+    saving: i64,
+    /// Whether its packets are seen.
+    pub(super) sees_packets: bool,
+    /// Whether it runs without requests.
+    pub(super) is_quiet: bool,
+    /// Number of pieces without packets at whose ends it still wanted to run, since it last slept; at most
+    /// [`MIN_IDLE_PIECES`].
+    idle_pieces: u32,
+    /// Whether it runs to answer a request.
+    pub(super) is_for_request: bool,
+}
+
+/// Number of pieces without packets after which a VM that has not slept computes beside its requests.
+const MIN_IDLE_PIECES: u32 = 3;
+/// Time for the rest of an answer after its first packet, ns.
+const ANSWER_TAIL: Nanos = 50 * US;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Urgency {
+    /// It has a reserve.
+    Reserve,
+    /// Its requests have spent its reserve, or its packets are not seen.
+    Spent,
+    /// It has no requests.
+    Quiet,
+}
+
+impl Boost {
+    /// A boost with microslices of `micro` ns.
+    pub(super) fn new(micro: Nanos) -> Self {
+        Self {
+            start_lag: 0,
+            stop_lag: 0,
+            slice: micro,
+            cycle: micro,
+            quiet: micro,
+            level: 0,
+            saving: 0,
+            sees_packets: false,
+            is_quiet: false,
+            idle_pieces: 0,
+            is_for_request: false,
+        }
+    }
+
+    /// Whether the VM computes beside its requests. Only then its piece ends with the answer, and it saves lag in large steps:
+    /// another VM that wants to run may have an answer to finish, and sleeps after it.
+    fn computes(&self) -> bool {
+        self.idle_pieces >= MIN_IDLE_PIECES
+    }
+}
 
 impl Interleaved {
     /// Updates an LSVM's boost range. Returns whether it is boosted from now on.
     fn update_boost(&mut self, i: usize, io: Io) -> bool {
-        let Vm {
-            micro,
-            mut current_slice,
-            mut start_lag,
-            mut stop_lag,
-            ..
-        } = self.vms[i];
+        let micro = self.vms[i].micro;
         let (ready, boosted) = (self.ready.contains(i), self.boosted.contains(i));
         let lag = self.ledger.lag(i);
-        let quiet = ready && io == Io::Idle;
-        if !boosted || !ready {
-            (current_slice, start_lag, stop_lag) = self.boost_range(i, quiet);
-            if ready && io == Io::Pending && lag > start_lag {
-                // A packet is worth one microslice, not the whole reserve. What exceeds the reserve the VM would run
-                // soon anyway.
-                stop_lag = (lag + self.ledger.lag_after(i, micro)).min(self.vms[i].credit);
-            }
-        } else if io == Io::Unknown {
-            (current_slice, start_lag, stop_lag) = (micro, 0, self.ledger.lag_after(i, micro));
-        } else if io == Io::Pending {
-            // Another packet buys one more microslice, as far as the reserve allows.
-            let one = self.ledger.lag_after(i, micro);
-            stop_lag = stop_lag.min(lag + one).max(one);
+        // Lag that one microslice costs (negative).
+        let one = self.ledger.lag_after(i, micro);
+        if io == Io::Unknown {
+            let boost = &mut self.vms[i].boost;
+            *boost = Boost::new(micro);
+            boost.stop_lag = one;
+            return self.stays_boosted(i, lag, true);
         }
-        let margin = margin(current_slice);
-        let stays_boosted = lag >= start_lag - margin && (!boosted || !ready || io == Io::Unknown)
-            || boosted && (self.ledger.is_alone(i) || lag > stop_lag + margin);
-        if boosted && !stays_boosted {
-            // Undo what a packet changed.
-            (current_slice, start_lag, stop_lag) = self.boost_range(i, quiet);
+        self.vms[i].boost.sees_packets = true;
+        if !ready {
+            self.rest(i, lag);
+            return self.stays_boosted(i, lag, true);
         }
-        let vm = &mut self.vms[i];
-        (vm.current_slice, vm.start_lag, vm.stop_lag) = (current_slice, start_lag, stop_lag);
-        stays_boosted
+        let max_lag = self.vms[i].credit;
+        let boost = &mut self.vms[i].boost;
+        boost.is_quiet &= !io.is_open();
+        let floor = self.ledger.lag_after(i, boost.cycle);
+        if boosted && io.is_open() {
+            // An open request buys more time, as far as the reserve allows.
+            boost.is_for_request = boost.computes();
+            boost.stop_lag = (boost.stop_lag.min(lag + one)).max(boost.stop_lag.min(floor));
+        } else if boosted && io == Io::Answered && boost.is_for_request {
+            // An answer may have more packets.
+            boost.is_for_request = false;
+            let tail = self.ledger.lag_after(i, ANSWER_TAIL);
+            boost.stop_lag = (lag + tail).max(boost.stop_lag.min(floor));
+        } else if !boosted && io.is_open() && lag < boost.start_lag - margin(boost.slice) {
+            boost.is_for_request = boost.computes();
+            boost.start_lag = 0;
+            (boost.slice, boost.stop_lag) = if lag < -one {
+                (boost.cycle, floor)
+            } else {
+                // A request is worth a microslice, not the whole reserve. What exceeds the reserve the VM would run soon
+                // anyway.
+                (micro, (lag + one).min(max_lag))
+            };
+        }
+        let stays = self.stays_boosted(i, lag, !boosted) && !self.keeps_quota(i);
+        if boosted && !stays {
+            self.end_boost(i, lag, io);
+        }
+        stays
     }
 
-    /// Length of an LSVM's slice (ns), and the lags at which its boost begins and ends.
-    fn boost_range(&self, i: usize, quiet: bool) -> (Nanos, i64, i64) {
-        let Vm { micro, credit, .. } = self.vms[i];
-        if quiet {
-            // The slice ends with as much lag in reserve as a sleeping LSVM has.
-            let current_slice = micro.max(self.config.quiet_slice);
-            (
-                current_slice,
-                credit - self.ledger.lag_after(i, current_slice),
-                credit,
-            )
-        } else {
-            (micro, 0, self.ledger.lag_after(i, micro))
+    /// Whether an LSVM is boosted in its present range. A boost begins only if it `may_begin`.
+    fn stays_boosted(&self, i: usize, lag: i64, may_begin: bool) -> bool {
+        let boost = &self.vms[i].boost;
+        let margin = margin(boost.slice);
+        may_begin && lag >= boost.start_lag - margin
+            || self.boosted.contains(i)
+                && (self.ledger.is_alone(i) || lag > boost.stop_lag + margin)
+    }
+
+    /// Whether an LSVM with a cap waits because it keeps the rest of its quota for requests.
+    pub(super) fn keeps_quota(&self, i: usize) -> bool {
+        let vm = &self.vms[i];
+        self.ready.contains(i) && vm.boost.is_quiet && vm.cap.budget_above_reserve() <= MIN_BUDGET
+    }
+
+    /// A sleeping LSVM gets the core when it wakes, as far as its reserve goes. What it saves up is its reserve.
+    fn rest(&mut self, i: usize, lag: i64) {
+        let vm = &mut self.vms[i];
+        let one = self.ledger.lag_after(i, vm.micro);
+        if lag > -one {
+            vm.boost.cycle = vm.micro;
         }
+        let boost = &mut vm.boost;
+        (boost.is_for_request, boost.is_quiet, boost.idle_pieces) = (false, false, 0);
+        boost.quiet = vm.micro;
+        boost.saving = 0;
+        boost.level = lag.clamp(0, vm.credit);
+        boost.slice = boost.cycle;
+        boost.start_lag = 0;
+        boost.stop_lag = self.ledger.lag_after(i, boost.cycle);
+    }
+
+    /// Chooses the next piece of a busy LSVM whose boost ends at `lag`.
+    fn end_boost(&mut self, i: usize, lag: i64, io: Io) {
+        let vm = &mut self.vms[i];
+        let (micro, max_lag) = (vm.micro, vm.credit);
+        let cycle_slice = self.config.cycle_slice.max(micro);
+        let quiet_slice = self.config.quiet_slice.max(micro);
+        let one = self.ledger.lag_after(i, micro);
+        let boost = &mut vm.boost;
+        (boost.is_for_request, boost.is_quiet) = (false, false);
+        if io == Io::Idle {
+            boost.idle_pieces = (boost.idle_pieces + 1).min(MIN_IDLE_PIECES);
+        }
+        let paid = lag - self.ledger.lag_after(i, boost.slice);
+        let floor = self.ledger.lag_after(i, boost.cycle);
+        if io.has_packets() && lag <= floor + margin(boost.cycle) {
+            // With packets at the end of its reserve it wants more than its share. It goes on when its debt is paid.
+            boost.quiet = micro;
+            boost.saving = 0;
+            boost.cycle = match io {
+                // It has many requests in a microslice.
+                Io::Flood => micro,
+                _ => (boost.cycle * 3 / 2).min(cycle_slice),
+            };
+            boost.slice = boost.cycle;
+            boost.level = 0;
+            boost.start_lag = 0;
+            boost.stop_lag = self.ledger.lag_after(i, boost.slice);
+            return;
+        }
+        // What it does not need for packets it saves.
+        let is_full = boost.stop_lag >= max_lag && io == Io::Idle;
+        boost.cycle = (boost.cycle * 2 / 3).max(micro);
+        boost.quiet = match is_full {
+            true => (2 * boost.quiet).min(quiet_slice),
+            false => micro,
+        };
+        boost.slice = if is_full { boost.quiet } else { boost.cycle };
+        let cost = self.ledger.lag_after(i, boost.slice);
+        boost.saving = match (boost.computes(), io) {
+            (true, Io::Idle) => 2 * boost.saving,
+            (true, _) => boost.saving,
+            (false, _) => 0,
+        };
+        boost.saving = boost.saving.clamp(-one / 2, max_lag.max(-one / 2));
+        boost.level = match is_full {
+            true => max_lag - cost,
+            false => (boost.level.min(paid).max(0) + boost.saving).min(max_lag - cost),
+        };
+        boost.start_lag = boost.level;
+        boost.stop_lag = boost.level + cost;
+        boost.is_quiet = true;
     }
 
     /// Begins and ends the boost of LSVMs, and passes the boost turn among them.
@@ -74,18 +222,34 @@ impl Interleaved {
             self.vms[i].ticket = self.tickets;
         }
         self.queued = queued;
+        let first = queued.iter().map(|i| self.urgency(i)).min();
         if let Some(holder) = self.turn.filter(|&i| queued.contains(i)) {
+            let is_first = first == Some(self.urgency(holder));
             let vm = &mut self.vms[holder];
-            if self.turn_left > margin(vm.current_slice) {
+            if is_first && self.turn_left > margin(vm.boost.slice) {
                 return;
             }
-            // Its microslice is over: it goes behind the LSVMs that wait.
+            // Its piece is over, or a more urgent one came: it goes behind the LSVMs that wait.
             self.tickets += 1;
             vm.ticket = self.tickets;
         }
-        self.turn = queued.iter().min_by_key(|&i| self.vms[i].ticket);
+        self.turn = queued
+            .iter()
+            .min_by_key(|&i| (self.urgency(i), self.vms[i].ticket));
         if let Some(i) = self.turn {
-            self.turn_left = self.vms[i].current_slice as i64;
+            self.turn_left = self.vms[i].boost.slice as i64;
+        }
+    }
+
+    /// Order of LSVMs that are boosted at once: those with a reserve first, those without requests last.
+    fn urgency(&self, i: usize) -> Urgency {
+        let vm = &self.vms[i];
+        if vm.boost.is_quiet {
+            Urgency::Quiet
+        } else if !vm.boost.sees_packets || self.ledger.lag(i) <= 0 {
+            Urgency::Spent
+        } else {
+            Urgency::Reserve
         }
     }
 }

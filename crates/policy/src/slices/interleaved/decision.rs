@@ -2,7 +2,7 @@
 //! Fills in the decision: ranks, budgets, and the time of the next call.
 
 use super::super::{Decision, FOREVER, Nanos, Rank};
-use super::{Interleaved, MIN_BUDGET, MIN_MICROSLICE};
+use super::{Cap, Interleaved, MIN_BUDGET, MIN_MICROSLICE, Vm};
 
 impl Interleaved {
     /// Fills in the decision from the state that [`super::CoreScheduler::decide`] has updated.
@@ -17,13 +17,18 @@ impl Interleaved {
             let rank = self.rank_of_ls(i, is_owner);
             out.ranks[i] = rank;
             out.budgets[i] = self.budget_of_ls(i, rank);
+            out.notify_reply[i] =
+                contended && rank == Rank::Boost && self.vms[i].boost.is_for_request;
             if contended && rank != Rank::Capped {
                 if !self.boosted.contains(i) && self.ledger.is_member(i) && !is_owner {
                     let back = self
                         .ledger
-                        .time_until(i, self.vms[i].start_lag)
+                        .time_until(i, self.vms[i].boost.start_lag)
                         .max(MIN_BUDGET);
-                    until = until.min(now.saturating_add(back));
+                    until = until.min(match self.keeps_quota(i) {
+                        true => Cap::next_window(&self.windows),
+                        false => now.saturating_add(back),
+                    });
                 }
                 // An LSVM waits for the microslice of another; it is next when that one blocks.
                 out.notify_block |= rank == Rank::Preempt;
@@ -34,6 +39,7 @@ impl Interleaved {
             let is_owner = self.owner == Some(i);
             let rank = self.rank_of_batch(i, is_owner);
             out.ranks[i] = rank;
+            out.notify_reply[i] = false;
             out.budgets[i] = self.budget_of_batch(i, rank, is_owner);
             self.ranks[i] = rank;
         }
@@ -41,8 +47,12 @@ impl Interleaved {
             self.ready.iter().for_each(|i| out.budgets[i] = FOREVER);
         }
         for i in self.limited.iter() {
-            let cap = &self.vms[i].cap;
-            out.budgets[i] = out.budgets[i].min(cap.budget());
+            let Vm { cap, boost, .. } = &self.vms[i];
+            let budget = match contended && boost.is_quiet && self.ls.contains(i) {
+                true => cap.budget_above_reserve().max(MIN_BUDGET),
+                false => cap.budget(),
+            };
+            out.budgets[i] = out.budgets[i].min(budget);
             until = until.min(cap.refill_at(&self.windows));
         }
         out.until = until;
@@ -117,11 +127,11 @@ impl Interleaved {
         let turn = if self.turn == Some(i) {
             self.turn_left
         } else {
-            vm.current_slice as i64
+            vm.boost.slice as i64
         };
         match rank {
             Rank::Owner => to_budget(self.owner_left),
-            Rank::Boost => match self.ledger.run_down(i, vm.stop_lag) {
+            Rank::Boost => match self.ledger.run_down(i, vm.boost.stop_lag) {
                 // No other VM competes now, but one may after it wakes.
                 None => to_budget(self.ledger.lag(i).max(0) + vm.micro as i64),
                 // Other LSVMs may wait for their microslice.

@@ -51,6 +51,8 @@ pub struct Driver {
     pub late: Nanos,
     /// Whether [`Report::runs`] is filled.
     pub record: bool,
+    /// Whether decisions see random packets of the LSVMs and come at random times too.
+    pub packets: bool,
 }
 
 /// A run of one VM without interruption.

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
-use viola_policy::slices::{Activity, CoreScheduler, Nanos};
+use viola_policy::slices::{Activity, CoreScheduler, Nanos, OpenRequests};
 use viola_policy::turbo::{RegularConfig, TurboConfig};
 
 use super::{Core, LastCounters};
@@ -46,6 +46,7 @@ impl Core {
                     used: self.view.used(index, now),
                     blocks: vm.blocks,
                     wakes: vm.wakes,
+                    requests: OpenRequests::default(),
                 };
             } else if !planned && table.is_planned() {
                 let cpu = own.cpu.load(Ordering::Relaxed);
