@@ -3,7 +3,7 @@
 //! and the kernel runs the highest-ranked vCPU that wants to run, equal ranks first come first served.
 
 use viola_policy::slices::{
-    Activity, CoreScheduler, Decision, FOREVER, Io, MAX_VMS, Nanos, OpenRequests, Params, Rank, US,
+    Activity, CoreScheduler, Decision, FOREVER, MAX_VMS, Nanos, OpenRequests, Params, Rank, US,
 };
 use viola_policy::turbo::{OtherCoreUsage, PoolScheduler};
 
