@@ -87,6 +87,11 @@ impl Interleaved {
             return self.stays_boosted(i, lag, true);
         }
         self.vms[i].boost.sees_packets = true;
+        if self.capped.contains(i) {
+            // It goes on as it was when it may run again.
+            self.vms[i].boost.is_quiet = !io.is_open();
+            return false;
+        }
         if !ready {
             self.rest(i, lag);
             return self.stays_boosted(i, lag, true);
