@@ -5,8 +5,8 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,9 @@ use viola_proto::{VmList, VmReport};
 
 const HOLD: Duration = Duration::from_millis(20);
 const MS: u64 = 1_000_000;
+
+/// One test at a time: two neighbours would hold the core nearly always.
+static TURN: Mutex<()> = Mutex::new(());
 
 /// A real-time thread that holds [`CORE`] for [`HOLD`], leaves it for as long, and so on until it is dropped.
 struct Neighbour {
@@ -73,6 +76,7 @@ fn shown_after_pings(rig: &Rig, name: &str) -> VmReport {
 
 #[test]
 fn packets_to_a_guest_whose_core_is_held_for_20_ms_show_it_and_others_do_not() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let rig = Rig::boot(&[("va", "")], "");
     let free = shown_after_pings(&rig, "va");
     let delay = free.packet_delay.as_ref().expect("its packets are seen");
@@ -97,6 +101,7 @@ fn packets_to_a_guest_whose_core_is_held_for_20_ms_show_it_and_others_do_not() {
 
 #[test]
 fn a_busy_guest_whose_core_is_held_for_20_of_40_ms_shows_that_a_random_moment_waits_up_to_20_ms() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let rig = Rig::boot(&[("va", HOG)], "");
     let free = shown_after_pings(&rig, "va");
     assert!(free.residual_wait.unwrap().p99_ns < 2 * MS, "{free:?}");
