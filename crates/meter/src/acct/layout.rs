@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(size_of::<Account>(), 6 * 8 + (4 + 8) * HIST_BUCKETS);
         let hist = size_of::<HistCounters>();
         assert_eq!(size_of::<VmDelay>(), 32 + 4 * DELAY_STEPS + 2 * hist);
-        assert_eq!(size_of::<CoreVm>(), 56);
+        assert_eq!(size_of::<CoreVm>(), 64);
         assert_eq!(size_of::<CoreCtl>(), 16);
     }
 
