@@ -437,22 +437,15 @@ int begin_vm(struct begin_args *args)
 	return 1;
 }
 
-enum {
-	/* Without a packet to a VM for this long, open starts anew; the longest gap that counts for the mean. Both ns, as in policy's
-	 * slices/requests.rs. */
-	OPEN_TIMEOUT = 100000000,
-	MAX_GAP = 10000000,
-};
-
-/* Handles a packet of a VM. Its delay is counted. A packet to a VM that sleeps wakes it; of one to a VM that waits for the core the controller, if there is one,
- * must be notified, and of the last reply of one that runs to reply. Sends one event until the controller requests the next. Packets of
- * several CPUs may be counted wrong; the controller bounds the error by times. */
+/* Handles a packet of a VM: counts it and its delay. A packet to a VM that sleeps wakes the VM. The controller, if there is one,
+ * must be notified of a packet to a VM that waits for the core, and of the last reply of a VM that runs to reply. Sends one event
+ * until the controller requests the next. */
 static __always_inline int on_packet(const struct sk_buff *skb, const struct net_device *dev, u32 seen)
 {
 	struct nic_key key = { .ifindex = dev->ifindex, .netns = dev->nd_net.net->ns.inum };
 	struct nic_owner *owner = bpf_map_lookup_elem(&nics, &key);
 	struct core_vm *cv;
-	u64 now, gap;
+	u64 now;
 
 	if (!owner)
 		return 0;
@@ -470,18 +463,11 @@ static __always_inline int on_packet(const struct sk_buff *skb, const struct net
 	if (!cv)
 		return 0;
 	if (owner->to_guest != seen) {
-		cv->reply_at = now;
-		if (cv->open)
-			cv->open--;
+		count_reply(cv, now);
 		if (cv->notify_io != NOTIFY_REPLY || cv->open)
 			return 0;
 	} else {
-		gap = now - cv->request_at;
-		if (gap > OPEN_TIMEOUT)
-			cv->open = 0;
-		cv->gap += ((u32)(gap < MAX_GAP ? gap : MAX_GAP) >> 3) - (cv->gap >> 3);
-		cv->request_at = now;
-		cv->open++;
+		count_request(cv, now);
 		if (cv->notify_io != NOTIFY_REQUEST)
 			return 0;
 	}
