@@ -34,7 +34,7 @@ impl Windows {
     }
 
     /// When the `k`-th window from now begins (1 = the next).
-    fn begin_of(&self, k: u64) -> Nanos {
+    pub(crate) fn begin_of(&self, k: u64) -> Nanos {
         self.next.map_or(FOREVER, |next| {
             next.saturating_add((k - 1).saturating_mul(self.length))
         })
@@ -143,11 +143,6 @@ impl Cap {
         } else {
             (self.left - self.quota / 2).max(0) as Nanos
         }
-    }
-
-    /// When the next window refills the quota.
-    pub(crate) fn next_window(windows: &Windows) -> Nanos {
-        windows.begin_of(1)
     }
 
     /// When a capped VM may run again.

@@ -2,7 +2,7 @@
 //! Fills in the decision: ranks, budgets, and the time of the next call.
 
 use super::super::{Decision, FOREVER, Nanos, Rank};
-use super::{Cap, Interleaved, MIN_BUDGET, MIN_MICROSLICE, Vm};
+use super::{Interleaved, MIN_BUDGET, MIN_MICROSLICE, Vm};
 
 impl Interleaved {
     /// Fills in the decision from the state that [`super::CoreScheduler::decide`] has updated.
@@ -26,7 +26,7 @@ impl Interleaved {
                         .time_until(i, self.vms[i].boost.start_lag)
                         .max(MIN_BUDGET);
                     until = until.min(match self.keeps_quota(i) {
-                        true => Cap::next_window(&self.windows),
+                        true => self.windows.begin_of(1),
                         false => now.saturating_add(back),
                     });
                 }
