@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compiles the programs of `bpf/` with clang, for build scripts.
+//! Compiles the programs of `bpf/` with clang, for build scripts; and their headers as libraries, for tests.
+
+#[cfg(feature = "testing")]
+pub mod replay;
 
 use std::path::PathBuf;
 use std::process::Command;

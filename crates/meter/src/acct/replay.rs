@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Compares bpf/delay.h with a list of all packets: the header is compiled as a library and gets the same random histories.
 
-use std::ffi::CString;
-use std::path::Path;
-use std::process::Command;
 use std::sync::OnceLock;
 
 use proptest::prelude::*;
+use viola_bpf_build::replay;
 
 use super::layout::{DELAY_STEPS, HistCounters, VmDelay, bucket_of};
 
@@ -26,41 +24,15 @@ fn library() -> &'static Library {
 }
 
 fn load() -> Library {
-    let bpf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bpf");
-    let dir = tempfile::tempdir().unwrap();
-    let library = dir.path().join("delay.so");
-    let cc = std::env::var_os("CC").unwrap_or("cc".into());
-    let built = Command::new(cc)
-        .args(["-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-I"])
-        .arg(&bpf)
-        .arg(bpf.join("delay_replay.c"))
-        .arg("-o")
-        .arg(&library)
-        .output()
-        .unwrap();
-    assert!(built.status.success(), "{built:?}");
-    let path = CString::new(library.to_str().unwrap()).unwrap();
-    // SAFETY: a library of plain functions without constructors; it stays loaded.
-    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
-    assert!(!handle.is_null());
-    let symbol = |name: &std::ffi::CStr| {
-        // SAFETY: a live handle and a string that ends.
-        let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
-        assert!(!found.is_null(), "{name:?}");
-        found
-    };
+    let library = replay::Library::compile("delay_replay.c", &["-Werror"]);
     // SAFETY: the functions have these types in delay_replay.c.
     unsafe {
         Library {
-            packet: std::mem::transmute::<*mut libc::c_void, OnVm>(symbol(c"replay_packet")),
-            wake: std::mem::transmute::<*mut libc::c_void, OnVm>(symbol(c"replay_wake")),
-            run: std::mem::transmute::<*mut libc::c_void, OnVm>(symbol(c"replay_run")),
-            stop: std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn(*mut VmDelay, u32)>(
-                symbol(c"replay_stop"),
-            ),
-            bucket: std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn(u64) -> u32>(
-                symbol(c"replay_bucket"),
-            ),
+            packet: library.function(c"replay_packet"),
+            wake: library.function(c"replay_wake"),
+            run: library.function(c"replay_run"),
+            stop: library.function(c"replay_stop"),
+            bucket: library.function(c"replay_bucket"),
         }
     }
 }

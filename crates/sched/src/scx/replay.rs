@@ -2,12 +2,10 @@
 //! Compares the kernel's copy of the algorithms (bpf/slices.h, bpf/turbo.h) with `policy`: both get the same random histories and
 //! must take the same decisions.
 
-use std::ffi::CString;
-use std::path::Path;
-use std::process::Command;
 use std::sync::Mutex;
 
 use proptest::prelude::*;
+use viola_bpf_build::replay;
 use viola_policy::slices::simulate::{Behaviour, Core, Driver, SimVm};
 use viola_policy::slices::{
     Activity, Class, CoreScheduler, Decision, Interleaved, InterleavedConfig, MS, Nanos, Params,
@@ -37,45 +35,15 @@ struct Library {
 static LIBRARY: Mutex<Option<Library>> = Mutex::new(None);
 
 fn load() -> Library {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let dir = tempfile::tempdir().unwrap();
-    let library = dir.path().join("replay.so");
-    let cc = std::env::var_os("CC").unwrap_or("cc".into());
-    let flags = ["-shared", "-fPIC", "-O2", "-fwrapv", "-Wall", "-Wno-unused"];
-    let built = Command::new(cc)
-        .args(flags)
-        .arg("-I")
-        .arg(here.join("../../bpf"))
-        .arg(here.join("../../bpf/replay.c"))
-        .arg("-o")
-        .arg(&library)
-        .output()
-        .unwrap();
-    assert!(built.status.success(), "{built:?}");
-    let path = CString::new(library.to_str().unwrap()).unwrap();
-    // SAFETY: a library of plain functions without constructors; it stays loaded.
-    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
-    assert!(!handle.is_null());
-    let symbol = |name: &std::ffi::CStr| {
-        // SAFETY: a live handle and a string that ends.
-        let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
-        assert!(!found.is_null(), "{name:?}");
-        found
-    };
+    let library = replay::Library::compile("replay.c", &["-fwrapv", "-Wno-unused"]);
     // SAFETY: the functions have these types in replay.c.
     unsafe {
         Library {
-            reset: std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn()>(symbol(
-                c"replay_reset",
-            )),
-            configure: std::mem::transmute::<*mut libc::c_void, Configure>(symbol(
-                c"replay_configure",
-            )),
-            add_other_cores: std::mem::transmute::<*mut libc::c_void, AddOtherCores>(symbol(
-                c"replay_add_other_cores",
-            )),
-            due: std::mem::transmute::<*mut libc::c_void, Due>(symbol(c"replay_due")),
-            decide: std::mem::transmute::<*mut libc::c_void, Decide>(symbol(c"replay_decide")),
+            reset: library.function(c"replay_reset"),
+            configure: library.function(c"replay_configure"),
+            add_other_cores: library.function(c"replay_add_other_cores"),
+            due: library.function(c"replay_due"),
+            decide: library.function(c"replay_decide"),
         }
     }
 }
