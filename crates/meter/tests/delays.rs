@@ -99,6 +99,15 @@ fn packets_during(acct: &Acct, vm: u32, act: impl FnOnce() -> u64) -> Histogram 
     delays
 }
 
+/// Starts a vCPU that is always busy.
+fn busy_vcpu(acct: &mut Acct, vm: u32, account: u32) -> Process {
+    let vcpu = Process::start(SPIN);
+    nap(50);
+    assert!(acct.enrol(vcpu.tid(), vm, account, Role::Vcpu).unwrap());
+    nap(50);
+    vcpu
+}
+
 /// Holds [`CORE`] for so long, in the real-time class.
 fn hold_core(time: Duration) {
     std::thread::spawn(move || {
@@ -116,9 +125,7 @@ fn packets_to_a_vcpu_that_runs_have_no_delay() {
     let _turn = turn();
     let mut acct = Acct::load().unwrap();
     let wire = Wire::to_vm(&mut acct, 3);
-    let vcpu = Process::start(SPIN);
-    nap(50);
-    assert!(acct.enrol(vcpu.tid(), 3, 10, Role::Vcpu).unwrap());
+    let _vcpu = busy_vcpu(&mut acct, 3, 10);
     let delays = packets_during(&acct, 3, || wire.send(Duration::from_millis(100)));
     // The core may serve somebody else for a moment.
     assert!(delays.quantile(0.9).unwrap() <= 1280, "{delays:?}");
@@ -130,10 +137,7 @@ fn packets_to_a_vcpu_that_is_paused_for_20_ms_wait_each_for_the_rest_of_the_paus
     let _turn = turn();
     let mut acct = Acct::load().unwrap();
     let wire = Wire::to_vm(&mut acct, 3);
-    let vcpu = Process::start(SPIN);
-    nap(50);
-    acct.enrol(vcpu.tid(), 3, 10, Role::Vcpu).unwrap();
-    nap(50);
+    let vcpu = busy_vcpu(&mut acct, 3, 10);
     let delays = packets_during(&acct, 3, || {
         vcpu.signal(Signal::STOP);
         until_stopped(&acct, 3);
@@ -157,10 +161,7 @@ fn packets_to_a_vcpu_behind_a_real_time_neighbour_wait_for_it_and_so_does_a_rand
     let _turn = turn();
     let mut acct = Acct::load().unwrap();
     let wire = Wire::to_vm(&mut acct, 3);
-    let vcpu = Process::start(SPIN);
-    nap(50);
-    acct.enrol(vcpu.tid(), 3, 10, Role::Vcpu).unwrap();
-    nap(50);
+    let _vcpu = busy_vcpu(&mut acct, 3, 10);
     let (before, begin) = (acct.accounts().waits(10), Instant::now());
     let delays = packets_during(&acct, 3, || {
         hold_core(Duration::from_millis(20));
@@ -251,10 +252,7 @@ fn packets_that_wait_for_a_vm_that_is_gone_do_not_count_for_the_next_one() {
     let _turn = turn();
     let mut acct = Acct::load().unwrap();
     let wire = Wire::to_vm(&mut acct, 6);
-    let old = Process::start(SPIN);
-    nap(50);
-    acct.enrol(old.tid(), 6, 40, Role::Vcpu).unwrap();
-    nap(20);
+    let old = busy_vcpu(&mut acct, 6, 40);
     old.signal(Signal::STOP);
     until_stopped(&acct, 6);
     wire.send(Duration::from_millis(5));
@@ -262,10 +260,7 @@ fn packets_that_wait_for_a_vm_that_is_gone_do_not_count_for_the_next_one() {
     let before = acct.delays().vm(6);
     assert!(before.steps.iter().sum::<u32>() > 10, "packets wait");
     acct.begin_vm(6).unwrap();
-    let new = Process::start(SPIN);
-    nap(50);
-    acct.enrol(new.tid(), 6, 41, Role::Vcpu).unwrap();
-    nap(50);
+    let _new = busy_vcpu(&mut acct, 6, 41);
     let after = acct.delays().vm(6);
     assert_eq!(difference(&after.packets, &before.packets).count(), 0);
     assert_eq!(after.runnable, 1, "the new one");
