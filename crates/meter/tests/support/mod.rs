@@ -10,14 +10,15 @@ use rustix::process::{Pid, Signal, kill_process};
 /// The core on which the processes run.
 pub const CORE: u32 = 1;
 
-/// A shell on [`CORE`], ended when dropped.
+/// A shell on [`CORE`], ended when dropped, and by the kernel when the test is killed.
 pub struct Process(Child);
 
 impl Process {
     pub fn start(script: &str) -> Self {
         let core = CORE.to_string();
-        let mut command = Command::new("taskset");
-        command.args(["-c", &core, "sh", "-c", script]);
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "taskset", "-c", &core]);
+        command.args(["sh", "-c", script]);
         Self(command.spawn().unwrap())
     }
 
