@@ -104,7 +104,7 @@ mod tests {
             assert!(a.up && a.running && a.mac == Some(mac), "{a:?}");
             let config = IpConfig::read(a.index).unwrap();
             let address = (Ipv4Addr::new(10, 7, 0, 2).into(), 24);
-            assert_eq!(config.addresses().collect::<Vec<_>>(), [address]);
+            assert_eq!(crate::ip_config::tests::addresses(&config), [address]);
             assert!(exists("b0") && !exists("c0"));
             add_bridge("br0").unwrap();
             add_port("br0", "b0").unwrap();

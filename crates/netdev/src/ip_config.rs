@@ -86,27 +86,6 @@ impl IpConfig {
         Ok(all)
     }
 
-    /// The addresses.
-    pub fn addresses(&self) -> impl Iterator<Item = (IpAddr, u8)> {
-        self.addresses.iter().filter_map(|a| {
-            let local = a.attributes.iter().find_map(|a| match a {
-                AddressAttribute::Local(ip) => Some(*ip),
-                _ => None,
-            });
-            let any = a.attributes.iter().find_map(|a| match a {
-                AddressAttribute::Address(ip) => Some(*ip),
-                _ => None,
-            });
-            Some((local.or(any)?, a.header.prefix_len))
-        })
-    }
-
-    /// Number of routes.
-    #[must_use]
-    pub fn routes(&self) -> usize {
-        self.routes.len()
-    }
-
     /// Removes the addresses from an interface. The kernel removes their routes with them.
     ///
     /// # Errors
@@ -228,7 +207,7 @@ fn append(route: RouteMessage) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::links::tests::in_new_netns;
     use crate::{add_veth, link, set_up};
@@ -240,6 +219,25 @@ mod tests {
         assert_eq!(Ipv4Addr::from(netmask(24)), Ipv4Addr::new(255, 255, 255, 0));
         assert_eq!(netmask(0), 0);
         assert_eq!(netmask(32), u32::MAX);
+    }
+
+    /// Its addresses, with the lengths of their prefixes.
+    pub(crate) fn addresses(config: &IpConfig) -> Vec<(IpAddr, u8)> {
+        config
+            .addresses
+            .iter()
+            .filter_map(|a| {
+                let local = a.attributes.iter().find_map(|a| match a {
+                    AddressAttribute::Local(ip) => Some(*ip),
+                    _ => None,
+                });
+                let any = a.attributes.iter().find_map(|a| match a {
+                    AddressAttribute::Address(ip) => Some(*ip),
+                    _ => None,
+                });
+                Some((local.or(any)?, a.header.prefix_len))
+            })
+            .collect()
     }
 
     fn route(index: u32, to: Ipv4Addr, prefix: u8, by: Option<Ipv4Addr>) -> RouteMessage {
@@ -286,8 +284,8 @@ mod tests {
             }
             let had = IpConfig::read(a).unwrap();
             let address = (IpAddr::V4(Ipv4Addr::new(10, 7, 0, 2)), 24);
-            assert_eq!(had.addresses().collect::<Vec<_>>(), [address]);
-            assert_eq!(had.routes(), 3);
+            assert_eq!(addresses(&had), [address]);
+            assert_eq!(had.routes.len(), 3);
             // both have them for a moment: there is no moment without
             had.add_to(b).unwrap();
             had.remove_from(a).unwrap();
@@ -295,8 +293,8 @@ mod tests {
             set_up(a, true).unwrap();
             assert_eq!(IpConfig::read(a).unwrap(), IpConfig::default());
             let has = IpConfig::read(b).unwrap();
-            assert_eq!(has.addresses().collect::<Vec<_>>(), [address]);
-            assert_eq!(has.routes(), 3);
+            assert_eq!(addresses(&has), [address]);
+            assert_eq!(has.routes.len(), 3);
             // repeating it is no error
             had.add_to(b).unwrap();
         });

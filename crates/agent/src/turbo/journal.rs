@@ -73,11 +73,6 @@ impl Journal {
         })
     }
 
-    /// The change of a setting.
-    pub fn of(&self, knob: &Knob) -> Option<&Step> {
-        self.contents.steps.iter().find(|step| step.knob == *knob)
-    }
-
     /// Adds changes that are about to be made. A setting that was changed before keeps its first old value.
     pub fn add(&mut self, steps: &[Step]) {
         for step in steps {

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What can be set in a guest, and one change of it.
 
-use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use super::cpus::Cpus;
-use super::snapshot::{Snapshot, TurboGroup, numbers};
+use super::snapshot::{Snapshot, numbers};
 
 /// Name of the agent's own cgroup below the root.
 pub const TURBO_GROUP: &str = "viola.turbo";
@@ -217,89 +216,6 @@ impl Snapshot {
                 self.tasks.get(tid).map(|task| task.start.to_string())
             }
             _ => self.get(knob).map(|_| String::new()),
-        }
-    }
-
-    /// The model of a change: what the snapshot is afterwards, as far as this setting alone is concerned.
-    pub fn set(&mut self, knob: &Knob, value: &str) {
-        let cpus = || Cpus::parse_list(value).unwrap_or_default();
-        let ours = self.cgroup.as_mut().and_then(|c| c.turbo_group.as_mut());
-        match knob {
-            Knob::Irqbalance { .. } => {
-                if let Some(daemon) = &mut self.irqbalance {
-                    let words = value.split(' ').filter_map(|w| w.parse().ok());
-                    daemon.banned = Some(words.collect::<BTreeSet<u32>>());
-                }
-            }
-            Knob::Irq { irq } => {
-                if let Some(irq) = self.irqs.get_mut(irq) {
-                    irq.cpus = cpus();
-                }
-            }
-            Knob::Rps { nic, queue } => {
-                self.nics
-                    .entry(nic.clone())
-                    .and_modify(|n| n.rps[*queue] = cpus());
-            }
-            Knob::Rfs { nic, queue } => {
-                let count = value.parse().unwrap_or_default();
-                self.nics
-                    .entry(nic.clone())
-                    .and_modify(|n| n.rfs[*queue] = count);
-            }
-            Knob::Xps { nic, queue } => {
-                self.nics
-                    .entry(nic.clone())
-                    .and_modify(|n| n.xps[*queue] = cpus());
-            }
-            Knob::Completion { disk } => {
-                self.disks.insert(disk.clone(), value.to_owned());
-            }
-            Knob::Workqueues => self.workqueues = Some(cpus()),
-            Knob::Controller => {
-                if let Some(cgroup) = &mut self.cgroup {
-                    cgroup.enabled = value == ON;
-                }
-            }
-            Knob::Group => {
-                if let Some(cgroup) = &mut self.cgroup {
-                    cgroup.turbo_group = (value == THERE).then(|| TurboGroup {
-                        cpus: String::new(),
-                        partition: MEMBER.to_owned(),
-                    });
-                }
-            }
-            Knob::GroupCpus => {
-                if let Some(ours) = ours {
-                    ours.cpus = value.to_owned();
-                }
-            }
-            Knob::Partition => {
-                if let Some(ours) = ours {
-                    ours.partition = value.to_owned();
-                }
-            }
-            Knob::Slice { name } => {
-                if let Some(cgroup) = &mut self.cgroup {
-                    cgroup.slices.insert(name.clone(), value.to_owned());
-                }
-            }
-            Knob::Member { tid } => {
-                if let (Some(task), Some((group, cpus))) =
-                    (self.tasks.get_mut(tid), value.split_once(' '))
-                {
-                    task.cgroup = group.to_owned();
-                    task.cpus = Cpus::parse_list(cpus).unwrap_or_default();
-                }
-            }
-            Knob::Thread { tid } => {
-                if let Some(task) = self.tasks.get_mut(tid) {
-                    task.cpus = cpus();
-                }
-            }
-            Knob::Sysctl { name } => {
-                self.sysctls.insert(name.clone(), value.to_owned());
-            }
         }
     }
 }

@@ -8,8 +8,8 @@
 //! VM that does I/O has one turbo vCPU, placed on one turbo core; all its other vCPUs are regular. No vCPU is in both
 //! pools.
 //!
-//! A VM pays on the regular cores for what it runs on a turbo core: FS^R = FS - what it ran there ([`shares`] has the
-//! equations and the paper's Table 1). The schedulers below keep that by the lags of EEVDF, which are the same
+//! A VM pays on the regular cores for what it runs on a turbo core: FS^R = FS - what it ran there (`shares`, for tests
+//! and the simulator, has the equations and the paper's Table 1). The schedulers below keep that by the lags of EEVDF, which are the same
 //! equations at every moment instead of once per accounting period: whatever a VM runs in either pool is debited to it
 //! and credited, by weight, to the VMs that compete. The turbo pool is shared by weight among the VMs that want it,
 //! whatever they run on regular cores: the interrupts of a VM do not wait because its processes compute.
@@ -46,6 +46,7 @@
 pub mod choose;
 pub mod model;
 pub mod pool_size;
+#[cfg(any(test, feature = "testing"))]
 pub mod shares;
 
 mod fair_queue;
@@ -59,9 +60,9 @@ pub use turbo_core::{Config as TurboConfig, TurboCore};
 
 use crate::slices::{CoreScheduler, MS, Nanos, US};
 
-/// Slot of a turbo core (paper section 3.1).
+/// Slot of a turbo core, ns: 0.1 ms (paper section 3.1).
 pub const TURBO_SLOT: Nanos = 100 * US;
-/// Slice of a regular core (paper section 3.1).
+/// Slice of a regular core, ns: 30 ms (paper section 3.1).
 pub const REGULAR_SLICE: Nanos = 30 * MS;
 /// Maximum time between two accountings of a contended regular core (paper section 4).
 pub const ACCOUNTING_INTERVAL: Nanos = 30 * MS;
