@@ -197,19 +197,6 @@ impl Vm {
             .flat_map(|v| &v.threads)
             .chain(self.service.iter().map(|s| &s.thread))
     }
-
-    /// All host processes of the VM, the main one first. UML guests have one per guest address space.
-    #[must_use]
-    pub fn processes(&self) -> Vec<Tid> {
-        let mut pids = vec![self.pid];
-        for thread in self.threads() {
-            // A kernel thread (vhost before Linux 6.4) is a process of its own.
-            if !pids.contains(&thread.pid) {
-                pids.push(thread.pid);
-            }
-        }
-        pids
-    }
 }
 
 /// Makes a name from outside fit for one line of text: control characters become U+FFFD.

@@ -104,7 +104,6 @@ fn a_vm_is_found_with_its_vcpus_iothread_and_disk() {
         (Some("raw"), false)
     );
     assert_eq!(vm.status.as_deref(), Some("prelaunch"));
-    assert_eq!(vm.processes(), [vm.pid]);
     let mut files = IoFiles::default();
     assert_eq!(files.read(vm), None, "it is not followed");
     files.follow(std::slice::from_ref(vm));

@@ -141,7 +141,7 @@ pub struct NicStatus {
     pub nic: Nic,
     /// The kind of its VM's work.
     pub kind: Kind,
-    /// IF (eq 2).
+    /// IF (eq 2), at least 0; it has no unit.
     pub intensity: f64,
     /// Number of VFs it holds from now on.
     pub holds: u32,

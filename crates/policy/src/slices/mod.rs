@@ -146,7 +146,7 @@ pub struct Decision {
     pub ranks: [Rank; MAX_VMS],
     /// The driver asks again when the VM has run this long from now, ns ([`FOREVER`]: no limit).
     pub budgets: [Nanos; MAX_VMS],
-    /// The driver asks again at this time at the latest ([`FOREVER`]: only after an event).
+    /// The driver asks again at this time at the latest, ns of its own clock ([`FOREVER`]: only after an event).
     pub until: Nanos,
     /// The driver asks again as soon as a VM wakes. Set while one VM runs without limit and another one that wakes
     /// might have to wait behind it; never while several VMs want the core.

@@ -45,8 +45,6 @@ pub struct LocalVm {
     pub params: Params,
     /// Index in the accounting program.
     pub index: u32,
-    /// Main process.
-    pub pid: i32,
     /// As [`crate::VmPlan::sees_packets`].
     pub sees_packets: bool,
     /// As [`crate::VmPlan::regular_vcpus`].
@@ -87,7 +85,6 @@ struct VmRow {
     cap_permille: u32,
     microslice: u64,
     index: u32,
-    pid: i32,
     sees_packets: u32,
     regular_here: u32,
     regular_all: u32,
@@ -179,7 +176,6 @@ impl PlanRows {
                     cap_permille: p.cap_permille.unwrap_or(0),
                     microslice: p.microslice,
                     index: vm.index,
-                    pid: vm.pid,
                     sees_packets: u32::from(vm.sees_packets),
                     regular_here: vm.regular_vcpus.0,
                     regular_all: vm.regular_vcpus.1,
@@ -246,7 +242,6 @@ impl PlanRows {
                         microslice: row.microslice,
                     },
                     index: row.index,
-                    pid: row.pid,
                     sees_packets: row.sees_packets != 0,
                     regular_vcpus: (row.regular_here, row.regular_all),
                     hold_cpu: (row.hold_cpu != NO_CPU).then_some(row.hold_cpu),
