@@ -29,7 +29,7 @@ const LISTS: [&str; 4] = ["data", "pipe.files", "pipe.into", "pipe.users"];
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Transport to the host: a character device, `vsock:CID:PORT` or `unix:PATH`.
+    /// Transport to the host: a character device or `unix:PATH`.
     pub channel: String,
     /// Data directories of the DataNode, as in `dfs.datanode.data.dir`.
     pub data: Vec<PathBuf>,

@@ -115,7 +115,7 @@ fn an_invalid_configuration_gives_one_sentence_with_file_and_key() {
         (
             "[mount]\nport = 'vsock:2:1'",
             "",
-            "`port` in [mount]: vsock is not supported",
+            "`port` in [mount]: `vsock:2:1` must be a device",
         ),
         ("[mount]\nuid = 5", "", "line 2: unknown field `uid`"),
         (

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The byte stream to the host: a serial line, a virtio-serial port, vsock or a unix socket.
+//! The byte stream to the host: a serial line, a virtio-serial port or a unix socket.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
@@ -16,41 +16,24 @@ use viola_proto::agent::SERIAL_LINE_BYTES;
 pub enum Address {
     /// A serial line or a virtio-serial port.
     Device(PathBuf),
-    /// A port of the host or of another context.
-    Vsock {
-        /// Context id; the host is 2.
-        cid: u32,
-        /// Port number.
-        port: u32,
-    },
     /// A unix socket.
     Unix(PathBuf),
 }
 
 impl Address {
-    /// Parses `/dev/...`, `vsock:CID:PORT` or `unix:PATH`.
+    /// Parses `/dev/...` or `unix:PATH`.
     ///
     /// # Errors
-    /// One sentence that names the three forms.
+    /// One sentence that names the two forms.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let wrong = || {
-            format!(
-                "`{text}` must be a device such as /dev/virtio-ports/org.viola.agent.0, vsock:CID:PORT or unix:PATH"
-            )
-        };
-        if let Some(rest) = text.strip_prefix("vsock:") {
-            let (cid, port) = rest.split_once(':').ok_or_else(wrong)?;
-            return Ok(Self::Vsock {
-                cid: cid.parse().map_err(|_| wrong())?,
-                port: port.parse().map_err(|_| wrong())?,
-            });
-        }
         let (unix, path) = match text.strip_prefix("unix:") {
             Some(path) => (true, PathBuf::from(path)),
             None => (false, PathBuf::from(text)),
         };
         if !path.is_absolute() {
-            return Err(wrong());
+            return Err(format!(
+                "`{text}` must be a device such as /dev/virtio-ports/org.viola.agent.0, or unix:PATH"
+            ));
         }
         Ok(if unix {
             Self::Unix(path)
@@ -64,7 +47,6 @@ impl std::fmt::Display for Address {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Device(path) => path.display().fmt(f),
-            Self::Vsock { cid, port } => write!(f, "vsock:{cid}:{port}"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
@@ -101,7 +83,6 @@ impl Channel {
                 stream.set_nonblocking(true)?;
                 stream.into()
             }
-            Address::Vsock { cid, port } => vsock(*cid, *port)?,
         };
         Ok(Self {
             stream: fd.into(),
@@ -141,31 +122,6 @@ impl AsFd for Channel {
     }
 }
 
-/// Connects without blocking: a missing host is reported at once, or by the first write.
-fn vsock(cid: u32, port: u32) -> std::io::Result<OwnedFd> {
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: plain system call; the result is checked.
-    let raw = unsafe { libc::socket(libc::AF_VSOCK, kind, 0) };
-    if raw < 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is new and has no other owner.
-    let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-    // SAFETY: all zeros is a valid sockaddr_vm.
-    let mut address: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
-    address.svm_family = libc::AF_VSOCK as libc::sa_family_t;
-    address.svm_cid = cid;
-    address.svm_port = port;
-    let size = std::mem::size_of_val(&address) as libc::socklen_t;
-    // SAFETY: the address is a sockaddr_vm of the size given.
-    let done = unsafe { libc::connect(raw, (&raw const address).cast(), size) };
-    match std::io::Error::last_os_error() {
-        _ if done == 0 => Ok(fd),
-        e if e.raw_os_error() == Some(libc::EINPROGRESS) => Ok(fd),
-        e => Err(e),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,14 +133,10 @@ mod tests {
             Address::Device("/dev/ttyS2".into())
         );
         assert_eq!(
-            Address::parse("vsock:2:5001").unwrap(),
-            Address::Vsock { cid: 2, port: 5001 }
-        );
-        assert_eq!(
             Address::parse("unix:/run/x").unwrap().to_string(),
             "unix:/run/x"
         );
-        for bad in ["", "ttyS2", "vsock:2", "vsock:x:1", "unix:x"] {
+        for bad in ["", "ttyS2", "vsock:2:5001", "unix:x"] {
             assert!(Address::parse(bad).is_err(), "{bad}");
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! | module | room for |
 //! |---|---|
-//! | [`channel`] | the byte stream to the host: virtio-serial, serial line, vsock, unix socket |
+//! | [`channel`] | the byte stream to the host: virtio-serial, serial line, unix socket |
 //! | [`extents`] | file maps in the form of the protocol |
 //! | [`handle`] | file handles, by which a file is opened without its path |
 //! | [`mounts`] | `/proc/self/mountinfo` |
