@@ -288,11 +288,10 @@ impl Vm {
     pub fn start(dir: &Path, name: &str) -> Self {
         let program = dir.join("qemu-system-x86_64");
         if !program.exists() {
-            fs::copy(
-                lab_program(Path::new(env!("CARGO_BIN_EXE_viola"))),
-                &program,
-            )
-            .unwrap();
+            // Not by this process: another test's child would inherit the open file, and nobody can run a file that is written.
+            let mut copy = Command::new("cp");
+            copy.arg(lab_program(Path::new(env!("CARGO_BIN_EXE_viola"))));
+            assert!(copy.arg(&program).status().unwrap().success());
         }
         let mut command = Command::new(program);
         command.args(["internal", "stand", "vm", "1", "50", "20000", "-name", name]);
