@@ -391,6 +391,12 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 struct task_struct *bpf_task_from_pid(s32 pid) __ksym;
 void bpf_task_release(struct task_struct *task) __ksym;
 
+/* The field is 4 bytes long in 6.12 and has another size in 7.3; a plain access to a signed field cannot follow that. */
+static __always_inline int is_on_cpu(struct task_struct *task)
+{
+	return bpf_core_field_exists(task->on_cpu) && BPF_CORE_READ_BITFIELD_PROBED(task, on_cpu);
+}
+
 /* Called from user space: assigns a thread to a VM and account, or to none. */
 SEC("syscall")
 int enrol(struct enrol_args *args)
@@ -413,7 +419,7 @@ int enrol(struct enrol_args *args)
 		t->account = args->account;
 		t->vcpu = args->vcpu;
 		/* A busy vCPU may run on for seconds before its next switch. */
-		if (t->vcpu && t->vm != NO_VM && bpf_core_field_exists(task->on_cpu) && task->on_cpu)
+		if (t->vcpu && t->vm != NO_VM && is_on_cpu(task))
 			vcpu_runs(t, bpf_ktime_get_ns());
 		found = 1;
 	}

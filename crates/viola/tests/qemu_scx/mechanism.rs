@@ -5,6 +5,15 @@ use super::host::Host;
 
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
+fn the_accounting_program_loads() {
+    let host = Host::boot("scx-accounting", &[]);
+    let check = host.sh("viola check");
+    let line = check.lines().find(|l| l.starts_with("accounting (BPF)"));
+    assert!(line.is_some_and(|l| l.contains(" yes ")), "{check}");
+}
+
+#[test]
+#[ignore = "boots an emulated PC: make test-beds"]
 fn the_latency_sensitive_vm_answers_sooner_and_all_have_their_shares() {
     let host = Host::boot("scx-share", &[]);
     let probed = host.stand("probe");
