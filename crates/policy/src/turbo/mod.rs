@@ -9,10 +9,10 @@
 //! pools.
 //!
 //! A VM pays on the regular cores for what it runs on a turbo core: FS^R = FS - what it ran there (`shares`, for tests
-//! and the simulator, has the equations and the paper's Table 1). The schedulers below keep that by the lags of EEVDF, which are the same
-//! equations at every moment instead of once per accounting period: whatever a VM runs in either pool is debited to it
-//! and credited, by weight, to the VMs that compete. The turbo pool is shared by weight among the VMs that want it,
-//! whatever they run on regular cores: the interrupts of a VM do not wait because its processes compute.
+//! and the simulator, has the equations and the paper's Table 1). The schedulers below keep that by the lags of EEVDF,
+//! which are the same equations at every moment instead of once per accounting period: whatever a VM runs in either
+//! pool is debited to it and credited, by weight, to the VMs that compete. The turbo pool is shared by weight among the
+//! VMs that want it, whatever they run on regular cores: the interrupts of a VM do not wait because its processes compute.
 //!
 //! # Schedulers
 //! Each core has a scheduler of its own, as under [`crate::slices`], and a driver that asks it:
