@@ -40,6 +40,7 @@ pub struct Config {
     /// Milliseconds between linking a block, and mapping and naming it.
     pub settle_ms: u64,
     /// Maximum MiB of deleted or replaced blocks that links hold; above it the agent names no new block.
+    #[serde(alias = "hold_mib")]
     pub max_held_mib: u64,
     /// Maximum number of named blocks.
     pub blocks: u32,

@@ -40,7 +40,7 @@ pub struct Lanes {
     di2: f64,
     #[serde(deserialize_with = "fraction::<_, 100>")]
     freq: f64,
-    #[serde(deserialize_with = "fraction::<_, 100>")]
+    #[serde(alias = "heavy", deserialize_with = "fraction::<_, 100>")]
     heavy_freq: f64,
     #[serde(deserialize_with = "fraction::<_, 100>")]
     margin: f64,
@@ -53,7 +53,7 @@ pub struct Lanes {
     release: Option<u64>,
     #[serde(deserialize_with = "duration::<_, 0, MAX_HOLD>")]
     retry: u64,
-    #[serde(deserialize_with = "duration::<_, S, { 600 * S }>")]
+    #[serde(alias = "patience", deserialize_with = "duration::<_, S, { 600 * S }>")]
     release_timeout: u64,
 }
 

@@ -26,7 +26,7 @@ pub struct VmPipe {
     #[serde(default, deserialize_with = "rate")]
     pub rate: Option<u64>,
     /// Connections that the host may hold for the VM at a time.
-    #[serde(default = "default_max_connections")]
+    #[serde(alias = "most", default = "default_max_connections")]
     pub max_connections: u16,
 }
 

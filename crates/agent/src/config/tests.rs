@@ -35,6 +35,8 @@ fn the_kernel_command_line_wins() {
     assert_eq!((config.quiet_ms, config.blocks), (1000, 7));
     assert_eq!(config.max_held_mib, Config::default().max_held_mib);
     assert!(config.mount.is_none() && !config.is_standalone());
+    let former = read("data = ['/d']\nhold_mib = 9\n[pipe]\nmost = 4", "").unwrap();
+    assert_eq!(former.max_held_mib, 9);
     let pipes = read(
         "[pipe]\nmax_pipes = 5",
         "viola.agent.pipe.files=/srv viola.agent.pipe.users=www-data,7",

@@ -26,6 +26,7 @@ pub struct Settings {
     /// Socket at which programs ask.
     pub socket: PathBuf,
     /// Maximum number of pipes at a time.
+    #[serde(alias = "most")]
     pub max_pipes: u32,
 }
 
