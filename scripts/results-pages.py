@@ -10,6 +10,7 @@ when a page is missing, or when a page has no JSON file. Exit status 2: wrong us
 
 import json
 import math
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -84,12 +85,14 @@ def side(figures, unit):
 
 
 def explain(name, rows):
-    """Replace the causes that the benchmark copied into the rows by those of why-NAME.toml."""
+    """Take the causes of missed goals from why-NAME.toml, otherwise as the benchmark copied them into the rows."""
     path = ROOT / f"bench/why-{name.split('-')[0]}.toml"
     causes = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    patterns = [(re.compile(re.escape(key).replace(r"\*", ".*")), cause) for key, cause in sorted(causes.items())]
     for row in rows:
-        if row.get("why"):
-            row["why"] = causes.get(row["name"], row["why"])
+        if row.get("met") is False:
+            like = next((cause for pattern, cause in patterns if pattern.fullmatch(row["name"])), row.get("why"))
+            row["why"] = causes.get(row["name"], like)
 
 
 def page(name, result):

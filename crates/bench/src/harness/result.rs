@@ -46,7 +46,7 @@ impl Results {
     /// Copies the known causes into rows that missed their goal. A row keeps a cause of its own.
     pub fn explain(&mut self, causes: &Causes) {
         for row in self.rows.iter_mut().filter(|r| r.met == Some(false)) {
-            let known = causes.0.get(&row.name).cloned();
+            let known = causes.of(&row.name).cloned();
             row.why = match (row.why.take(), known) {
                 (Some(found), Some(known)) => Some(format!("{known}; {found}")),
                 (found, known) => found.or(known),
@@ -104,7 +104,8 @@ pub fn read_rows(file: &Path, name: &str) -> Outcome<Vec<Value>> {
     }
 }
 
-/// Causes of missed goals, by the name of the row, from `bench/why-NAME.toml`.
+/// Causes of missed goals, by the name of the row, from `bench/why-NAME.toml`. `*` in a name stands for any text; a name
+/// without it comes first.
 #[derive(Debug, Default, Deserialize)]
 #[serde(transparent)]
 pub struct Causes(BTreeMap<String, String>);
@@ -119,6 +120,22 @@ impl Causes {
             Err(e) => Err(Failure::run(format!("{}: {e}", path.display()))),
         }
     }
+
+    fn of(&self, row: &str) -> Option<&String> {
+        let found = || self.0.iter().find(|(name, _)| is_like(row, name));
+        self.0.get(row).or_else(|| found().map(|(_, cause)| cause))
+    }
+}
+
+/// Whether `text` is `pattern`, where `*` stands for any text.
+fn is_like(text: &str, pattern: &str) -> bool {
+    let Some((head, rest)) = pattern.split_once('*') else {
+        return text == pattern;
+    };
+    let Some(text) = text.strip_prefix(head) else {
+        return false;
+    };
+    (0..=text.len()).any(|at| text.get(at..).is_some_and(|tail| is_like(tail, rest)))
 }
 
 #[cfg(test)]
@@ -160,6 +177,18 @@ mod tests {
             results.summary(path, "why-x.toml"),
             format!("\n1 of 3 goals reached; x.json\nanother program ran\n{missed}")
         );
+    }
+
+    #[test]
+    fn a_cause_is_for_its_row_or_for_all_rows_like_it() {
+        let causes: Causes =
+            toml::from_str("\"p9*, * VMs\" = \"many\"\n\"p99, 4 VMs\" = \"one\"\n").unwrap();
+        let of = |row| causes.of(row).map(String::as_str);
+        assert_eq!(of("p99, 4 VMs"), Some("one"));
+        assert_eq!(of("p90, idle, 4 VMs"), Some("many"));
+        assert_eq!(of("p5, 4 VMs"), None);
+        assert_eq!(of("p90, 4 VMs, weights"), None);
+        assert!(is_like("µs", "*s") && is_like("", "*") && !is_like("", "a*"));
     }
 
     #[test]
