@@ -2,14 +2,24 @@
 //! Opens the files of a VM's disks.
 //!
 //! A path from the hypervisor is not enough: it may belong to another mount namespace, may name another file by now, and the
-//! VM's process chose it. So these functions open only a file that this process has open itself.
+//! VM's process chose it. So these functions open only a file that this process has open itself, and only for what the process
+//! may do with it: a descriptor of O_PATH, which needs no right to the file, is none, nor is one opened for writing only.
+//!
+//! The descriptor is fetched out of the process (pidfd_getfd(2)), so that nothing can take its place between the look at it and
+//! its use. Where the kernel or a policy of ptrace(2) refuses that, the descriptor's flags and file are compared before and after.
 
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
 use crate::paths::through_root;
+use crate::proc;
 use crate::vm::Vm;
 
 /// Device and inode number of a file.
@@ -18,9 +28,9 @@ pub type FileId = (u64, u64);
 /// Opens a file of one of the VM's disks for reading.
 ///
 /// # Errors
-/// [`io::ErrorKind::NotFound`] when the VM's process does not have the file open.
+/// [`io::ErrorKind::NotFound`] when the VM's process does not have the file open for reading, or has ended.
 pub fn open(vm: &Vm, path: &Path) -> io::Result<(File, FileId)> {
-    let file = File::open(find_descriptor(vm, path)?)?;
+    let file = open_as_vm(vm, path, Access::Read)?;
     let id = file_id(&file.metadata()?);
     Ok((file, id))
 }
@@ -30,59 +40,159 @@ pub fn open(vm: &Vm, path: &Path) -> io::Result<(File, FileId)> {
 /// # Errors
 /// Those of [`open`]; [`io::ErrorKind::PermissionDenied`] when the VM has it open read-only.
 pub fn open_for_writing(vm: &Vm, path: &Path) -> io::Result<File> {
-    let fd = find_descriptor(vm, path)?;
-    if !is_writable(&fd)? {
-        let what = format!("{}: the VM has it open read-only", path.display());
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
-    }
-    File::options().read(true).write(true).open(fd)
+    open_as_vm(vm, path, Access::ReadAndWrite)
 }
 
-/// The descriptor in `/proc/PID/fd` through which the VM's process has the file open.
-fn find_descriptor(vm: &Vm, path: &Path) -> io::Result<PathBuf> {
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Access {
+    Read,
+    ReadAndWrite,
+}
+
+impl Access {
+    /// Whether a descriptor with these flags gives the access.
+    fn is_given_by(self, flags: OFlags) -> bool {
+        let mode = flags & OFlags::RWMODE;
+        !flags.contains(OFlags::PATH)
+            && (mode == OFlags::RDWR || mode == OFlags::RDONLY && self == Access::Read)
+    }
+
+    fn flags(self) -> OFlags {
+        // A special file that took the image's place must not block the caller, nor become its terminal.
+        let quiet = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        quiet
+            | match self {
+                Access::Read => OFlags::RDONLY,
+                Access::ReadAndWrite => OFlags::RDWR,
+            }
+    }
+}
+
+/// A descriptor of the VM's process.
+struct Descriptor {
+    number: i32,
+    /// `/proc/PID/fd/NUMBER`.
+    link: PathBuf,
+    flags: OFlags,
+    id: FileId,
+}
+
+fn open_as_vm(vm: &Vm, path: &Path, access: Access) -> io::Result<File> {
+    let gone = || io::Error::new(io::ErrorKind::NotFound, "the VM's process has ended");
+    let pid = i32::try_from(vm.pid).ok().and_then(Pid::from_raw);
+    let process = pidfd_open(pid.ok_or_else(gone)?, PidfdFlags::empty())?;
+    let descriptor = find_descriptor(vm, path, access)?;
+    // The number belongs to the VM's process for as long as the pidfd was open: from before the search on.
+    let stat = proc::stat(vm.pid).map_err(io::Error::other)?;
+    if stat.is_none_or(|stat| stat.start_time != vm.start_time) {
+        return Err(gone());
+    }
+    let file = match pidfd_getfd(&process, descriptor.number, PidfdGetfdFlags::empty()) {
+        Ok(fetched) => reopen_fetched(&fetched.into(), access)?,
+        Err(Errno::PERM | Errno::ACCESS | Errno::NOSYS) => reopen_by_link(&descriptor, access)?,
+        Err(Errno::BADF) => None,
+        Err(error) => return Err(error.into()),
+    };
+    let file = file.filter(|file| {
+        file.metadata()
+            .is_ok_and(|meta| is_disk(&meta) && file_id(&meta) == descriptor.id)
+    });
+    let file = file.ok_or_else(|| {
+        let what = format!(
+            "{}: the VM has just changed this descriptor",
+            path.display()
+        );
+        io::Error::new(io::ErrorKind::NotFound, what)
+    })?;
+    let flags = fcntl_getfl(&file)?;
+    fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
+    Ok(file)
+}
+
+/// Opens anew what a descriptor out of the VM's process has open; `None` when it does not give the access.
+fn reopen_fetched(fetched: &File, access: Access) -> io::Result<Option<File>> {
+    if !access.is_given_by(fcntl_getfl(fetched)?) || !is_disk(&fetched.metadata()?) {
+        return Ok(None);
+    }
+    let link = format!("/proc/self/fd/{}", fetched.as_raw_fd());
+    let file = rustix::fs::open(link, access.flags(), Mode::empty())?;
+    Ok(Some(file.into()))
+}
+
+/// The same through `/proc/PID/fd`; `None` when the process changed the descriptor meanwhile.
+fn reopen_by_link(descriptor: &Descriptor, access: Access) -> io::Result<Option<File>> {
+    let file = rustix::fs::open(&descriptor.link, access.flags(), Mode::empty())?;
+    let after = flags_of(&descriptor.link)?;
+    Ok((after == descriptor.flags).then(|| file.into()))
+}
+
+/// The descriptor through which the VM's process has the file open.
+fn find_descriptor(vm: &Vm, path: &Path, access: Access) -> io::Result<Descriptor> {
     let wanted = path
         .to_str()
         .and_then(|p| fs::metadata(through_root(vm.pid, p)).ok())
         .map(|m| file_id(&m));
-    let mut by_name = None;
+    let (mut found, mut is_read_only) = (None, false);
     for entry in fs::read_dir(format!("/proc/{}/fd", vm.pid))?.flatten() {
-        let fd = entry.path();
-        let is_named = fs::read_link(&fd).is_ok_and(|target| target == path);
-        let Ok(meta) = fs::metadata(&fd) else {
+        let link = entry.path();
+        let is_named = fs::read_link(&link).is_ok_and(|target| target == path);
+        let Ok(meta) = fs::metadata(&link) else {
             continue;
         };
-        if !(meta.is_file() || is_block_device(&meta)) {
+        let id = file_id(&meta);
+        if !is_disk(&meta) || !(is_named || wanted == Some(id)) {
             continue;
         }
+        let Ok(flags) = flags_of(&link) else {
+            continue;
+        };
+        if !access.is_given_by(flags) {
+            is_read_only |= Access::Read.is_given_by(flags);
+            continue;
+        }
+        let number = entry.file_name().to_str().and_then(|n| n.parse().ok());
+        let descriptor = number.map(|number| Descriptor {
+            number,
+            link,
+            flags,
+            id,
+        });
         // The name that the kernel knows takes precedence over what lies at that path now.
         if is_named {
-            by_name = Some(fd);
+            found = descriptor;
             break;
         }
-        if by_name.is_none() && wanted == Some(file_id(&meta)) {
-            by_name = Some(fd);
-        }
+        found = found.or(descriptor);
     }
-    by_name.ok_or_else(|| {
-        let what = format!("{}: the VM does not have this file open", path.display());
-        io::Error::new(io::ErrorKind::NotFound, what)
+    found.ok_or_else(|| {
+        let (kind, how) = match (access, is_read_only) {
+            (Access::ReadAndWrite, true) => {
+                (io::ErrorKind::PermissionDenied, "has it open read-only")
+            }
+            _ => (io::ErrorKind::NotFound, "does not have this file open"),
+        };
+        io::Error::new(kind, format!("{}: the VM {how}", path.display()))
     })
 }
 
-/// Whether the process has this descriptor open for writing.
-fn is_writable(fd: &Path) -> io::Result<bool> {
-    let number = fd.file_name().unwrap_or_default();
-    let info = fd
+/// The flags with which the process opened a descriptor, from `/proc/PID/fdinfo`.
+fn flags_of(link: &Path) -> io::Result<OFlags> {
+    let number = link.file_name().unwrap_or_default();
+    let info = link
         .parent()
         .and_then(Path::parent)
         .map(|process| process.join("fdinfo").join(number))
         .ok_or(io::ErrorKind::InvalidInput)?;
     let text = fs::read_to_string(info)?;
-    // Octal; the last two bits are the access mode.
     let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
-    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
-    let mode = flags.ok_or(io::ErrorKind::InvalidData)? & libc::O_ACCMODE as u32;
-    Ok(mode != libc::O_RDONLY as u32)
+    let flags = flags.and_then(|octal| u32::from_str_radix(octal.trim(), 8).ok());
+    Ok(OFlags::from_bits_retain(
+        flags.ok_or(io::ErrorKind::InvalidData)?,
+    ))
+}
+
+fn is_disk(meta: &fs::Metadata) -> bool {
+    meta.is_file() || is_block_device(meta)
 }
 
 /// Device and inode number of a file; 0 and the device number of a block device.
@@ -124,5 +234,63 @@ mod tests {
         fs::write(&path, "y").unwrap();
         let other = file_id(&fs::metadata(&path).unwrap());
         assert!(open(&own_process(), &path).is_err() || other == id);
+    }
+
+    #[test]
+    fn a_descriptor_gives_only_the_access_that_the_vm_has() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.img");
+        fs::write(&path, "x").unwrap();
+        let vm = own_process();
+        let kind = |result: io::Result<File>| result.unwrap_err().kind();
+        for flags in [OFlags::PATH, OFlags::WRONLY] {
+            let held = rustix::fs::open(&path, flags | OFlags::CLOEXEC, Mode::empty()).unwrap();
+            let read = open(&vm, &path).map(|(file, _)| file);
+            assert_eq!(kind(read), io::ErrorKind::NotFound);
+            assert_eq!(kind(open_for_writing(&vm, &path)), io::ErrorKind::NotFound);
+            drop(held);
+        }
+        let _read = File::open(&path).unwrap();
+        assert_eq!(
+            kind(open_for_writing(&vm, &path)),
+            io::ErrorKind::PermissionDenied
+        );
+        // The one that may write is found beside others.
+        let _written = File::options().read(true).write(true).open(&path).unwrap();
+        let file = open_for_writing(&vm, &path).unwrap();
+        assert!(!fcntl_getfl(&file).unwrap().contains(OFlags::NONBLOCK));
+        assert_eq!(fs::read(&path).unwrap(), b"x");
+    }
+
+    #[test]
+    fn another_process_with_the_vms_number_opens_nothing() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let vm = Vm {
+            start_time: own_process().start_time + 1,
+            ..own_process()
+        };
+        let error = open(&vm, file.path()).unwrap_err();
+        assert_eq!(error.to_string(), "the VM's process has ended");
+    }
+
+    #[test]
+    fn a_descriptor_that_changes_between_look_and_use_gives_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.img");
+        fs::write(&path, "x").unwrap();
+        let vm = own_process();
+        let held = File::open(&path).unwrap();
+        let found = find_descriptor(&vm, &path, Access::Read).unwrap();
+        assert!(reopen_by_link(&found, Access::Read).unwrap().is_some());
+        // The same number, opened without any right to the file.
+        let by_path = rustix::fs::open(&path, OFlags::PATH, Mode::empty()).unwrap();
+        let mut place = std::os::fd::OwnedFd::from(held);
+        rustix::io::dup2(&by_path, &mut place).unwrap();
+        assert!(reopen_by_link(&found, Access::Read).unwrap().is_none());
+        assert!(
+            reopen_fetched(&place.into(), Access::Read)
+                .unwrap()
+                .is_none()
+        );
     }
 }

@@ -224,7 +224,7 @@ pub(crate) mod tests {
             name: "me".into(),
             hypervisor: Hypervisor::Qemu,
             pid,
-            start_time: 1,
+            start_time: crate::proc::stat(pid).unwrap().unwrap().start_time,
             vcpus: Vec::new(),
             service: Vec::new(),
             disks: Vec::new(),

@@ -251,8 +251,10 @@ mod tests {
     use viola_config::vread::{Image, Layer};
 
     fn me(disks: Vec<viola_host::Disk>) -> Vm {
+        let pid = std::process::id();
         Vm {
-            pid: std::process::id(),
+            pid,
+            start_time: viola_host::proc::stat(pid).unwrap().unwrap().start_time,
             disks,
             ..vm("dn1", 1, &[&[0]])
         }
