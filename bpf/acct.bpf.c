@@ -20,6 +20,7 @@
 
 #include "acct.h"
 #include "delay.h"
+#include "packet_counts.h"
 #include "packets.h"
 
 char LICENSE[] SEC("license") = "GPL";

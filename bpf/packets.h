@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Which packets need no reply, and the counts of those that may need one. */
+/* Which packets need no reply. */
 #ifndef VIOLA_PACKETS_H
 #define VIOLA_PACKETS_H
 
@@ -34,33 +34,6 @@ static __always_inline int is_tcp_without_data(const struct sk_buff *skb, u32 at
 	if (bpf_probe_read_kernel(tcp, TCP_BYTES, skb->data + at + header))
 		return 0;
 	return !(tcp[13] & SYN) && header + (tcp[12] >> 4) * 4 >= whole;
-}
-
-enum {
-	/* Without a packet to a VM for this long, open starts anew; the longest gap that counts for the mean. Both ns. */
-	OPEN_TIMEOUT = 100000000,
-	MAX_GAP = 10000000,
-};
-
-/* Counts a packet to the VM: Packets::count_requests of policy's slices/requests.rs. Packets of several CPUs may be counted wrong;
- * the controller bounds the error by times. */
-static __always_inline void count_request(struct core_vm *cv, u64 now)
-{
-	u64 gap = now - cv->request_at;
-
-	if (gap > OPEN_TIMEOUT)
-		cv->open = 0;
-	cv->gap += ((u32)(gap < MAX_GAP ? gap : MAX_GAP) >> 3) - (cv->gap >> 3);
-	cv->request_at = now;
-	cv->open++;
-}
-
-/* Counts a packet of the VM: Packets::count_reply. */
-static __always_inline void count_reply(struct core_vm *cv, u64 now)
-{
-	cv->reply_at = now;
-	if (cv->open)
-		cv->open--;
 }
 
 #endif

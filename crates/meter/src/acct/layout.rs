@@ -89,8 +89,8 @@ pub struct CoreVm {
     pub reply_at: u64,
     /// Moving mean of the gaps between packets to the VM, ns.
     pub gap: u32,
-    /// Unused.
-    pub _pad: u32,
+    /// Moving mean of the time from a packet of the VM to the next packet to it, ns.
+    pub think: u32,
 }
 
 /// The packet of a VM for which the accounting program sends one event.

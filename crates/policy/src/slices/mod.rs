@@ -89,6 +89,8 @@ pub enum Io {
     Idle,
     /// Packets arrived or the VM has sent some, and no request is known to be open. An answer may have more packets.
     Answered,
+    /// The same, and the VM's clients ask again soon after an answer ([`Packets::think`]).
+    Expected,
     /// A request is open.
     Pending,
     /// Packets come so often that a request is always open.
@@ -105,7 +107,7 @@ impl Io {
     /// Whether there were packets since the last decision, or a packet waits.
     #[must_use]
     pub fn has_packets(self) -> bool {
-        matches!(self, Self::Answered | Self::Pending | Self::Flood)
+        !matches!(self, Self::Unknown | Self::Idle)
     }
 }
 

@@ -12,8 +12,10 @@ const OPEN_TIMEOUT: Nanos = 100 * MS;
 /// Mean gap between packets to a VM below which it always has a request to answer, ns. To end a piece after each reply
 /// would cost more than the piece.
 const DENSE_GAP: u32 = 100_000;
-/// Longest gap that counts for the mean, ns.
+/// Longest gap that counts for a mean, ns.
 const MAX_GAP: Nanos = 10 * MS;
+/// Mean time from an answer to the next request below which the next one is worth waiting for, ns.
+const SHORT_THINK: u32 = 200_000;
 
 /// What a driver sees of the packets of one VM. Packets are frames of the NIC; TCP segments without data do not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -27,6 +29,9 @@ pub struct Packets {
     pub open: u32,
     /// Moving mean of the gaps between packets to the VM, ns; a new gap of at most 10 ms counts an eighth.
     pub gap: u32,
+    /// Moving mean of the time from a packet of the VM to the next packet to it, ns; a new one of at most 10 ms counts an
+    /// eighth.
+    pub think: u32,
 }
 
 impl Packets {
@@ -36,7 +41,10 @@ impl Packets {
         if gap > OPEN_TIMEOUT {
             self.open = 0;
         }
-        self.gap = self.gap - self.gap / 8 + (gap.min(MAX_GAP) / 8) as u32;
+        self.gap = moving_mean(self.gap, gap);
+        if self.reply_at > self.request_at {
+            self.think = moving_mean(self.think, now.saturating_sub(self.reply_at));
+        }
         self.request_at = now;
         self.open = self.open.saturating_add(packets);
     }
@@ -88,6 +96,7 @@ impl OpenRequests {
             reply_at,
             open,
             gap,
+            think,
         } = self.last;
         if request_at > 0 && gap < DENSE_GAP && self.ran_since < MAX_REPLY_GAP {
             Io::Flood
@@ -96,11 +105,19 @@ impl OpenRequests {
         {
             Io::Pending
         } else if request_at.max(reply_at) > decided_at {
-            Io::Answered
+            match think < SHORT_THINK {
+                true => Io::Expected,
+                false => Io::Answered,
+            }
         } else {
             Io::Idle
         }
     }
+}
+
+/// The mean with a new value that counts an eighth.
+fn moving_mean(mean: u32, new: Nanos) -> u32 {
+    mean - mean / 8 + (new.min(MAX_GAP) / 8) as u32
 }
 
 #[cfg(test)]
@@ -113,6 +130,7 @@ mod tests {
             reply_at,
             open,
             gap: MS as u32,
+            think: MS as u32,
         }
     }
 
@@ -143,6 +161,26 @@ mod tests {
         assert_eq!(requests.io(0), Io::Flood, "{packets:?}");
         requests.observe(packets, MAX_REPLY_GAP);
         assert!(!requests.io(0).is_open(), "the flood has ended");
+    }
+
+    #[test]
+    fn the_next_request_is_expected_where_clients_ask_again_soon() {
+        let run = |think: Nanos| {
+            let (mut packets, mut requests) = (Packets::default(), OpenRequests::default());
+            for k in 1..40 {
+                packets.count_requests(k * MS, 1);
+                // The second packet of a request comes after no answer.
+                packets.count_requests(k * MS + 10 * US, 1);
+                packets.count_reply((k + 1) * MS - think);
+                packets.count_reply((k + 1) * MS - think);
+                requests.observe(packets, 40 * US);
+            }
+            (packets.think as Nanos, requests.io(39 * MS))
+        };
+        let (think, io) = run(100 * US);
+        assert!((80 * US..=100 * US).contains(&think), "{think}");
+        assert_eq!(io, Io::Expected);
+        assert_eq!(run(600 * US).1, Io::Answered);
     }
 
     #[test]

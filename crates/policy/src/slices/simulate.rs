@@ -359,7 +359,9 @@ impl<M: CoreScheduler> Core<M> {
         for i in 0..self.vms.len() {
             let io = match self.driver.packets && self.vms[i].params.class == Class::Ls {
                 true => {
-                    [Io::Idle, Io::Answered, Io::Pending, Io::Flood][self.random((0, 3)) as usize]
+                    const ALL: [Io; 5] =
+                        [Io::Idle, Io::Answered, Io::Expected, Io::Pending, Io::Flood];
+                    ALL[self.random((0, 4)) as usize]
                 }
                 false => Io::Unknown,
             };

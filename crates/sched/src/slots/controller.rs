@@ -17,15 +17,16 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use viola_meter::acct::{CoreView, CoreVm, EventKind, MAX_VMS as MAX_INDEX, NotifyIo, Ring};
+use viola_meter::acct::{CoreView, EventKind, MAX_VMS as MAX_INDEX, NotifyIo, Ring};
 use viola_policy::slices::{
     Activity, CoreScheduler, Credit, Decision, FOREVER, Interleaved, Io, MAX_VMS, Nanos,
-    OpenRequests, Packets, Paper, Params, Rank,
+    OpenRequests, Paper, Params, Rank,
 };
 use viola_policy::turbo::{OtherCoreUsage, RegularCore, TurboCore};
 
 use super::budget::Budget;
 use super::filler::Filler;
+use super::packets::packets_of;
 use super::shared::{LocalPlan, SharedCore, SharedMemory, now};
 use super::threads::{VmThreads, become_realtime, set_cpu, set_fifo, set_ordinary};
 use crate::plan::Algorithm;
@@ -121,16 +122,6 @@ struct LastCounters {
     blocks: u32,
     wakes: u64,
     requests: OpenRequests,
-}
-
-/// The VM's packets as the accounting program counts them.
-fn packets_of(vm: &CoreVm) -> Packets {
-    Packets {
-        request_at: vm.request_at,
-        reply_at: vm.reply_at,
-        open: vm.open,
-        gap: vm.gap,
-    }
 }
 
 struct Core {

@@ -16,6 +16,7 @@
 mod budget;
 pub mod controller;
 mod filler;
+mod packets;
 mod plan_rows;
 pub mod shared;
 mod threads;

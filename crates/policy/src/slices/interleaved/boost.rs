@@ -36,6 +36,8 @@ pub(super) struct Boost {
 const MIN_IDLE_PIECES: u32 = 3;
 /// Time for the rest of an answer after its first packet, ns.
 const ANSWER_TAIL: Nanos = 50 * US;
+/// Time for the next request of a client that asks again at once, ns.
+const NEXT_REQUEST_TAIL: Nanos = 200 * US;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Urgency {
@@ -104,6 +106,11 @@ impl Interleaved {
             // An open request buys more time, as far as the reserve allows.
             boost.is_for_request = boost.computes();
             boost.stop_lag = (boost.stop_lag.min(lag + one)).max(boost.stop_lag.min(floor));
+        } else if boosted && io == Io::Expected && boost.computes() {
+            // The next request finds the VM on the core.
+            boost.is_for_request = false;
+            let tail = self.ledger.lag_after(i, NEXT_REQUEST_TAIL);
+            boost.stop_lag = (lag + tail).max(boost.stop_lag.min(floor));
         } else if boosted && io == Io::Answered && boost.is_for_request {
             // An answer may have more packets.
             boost.is_for_request = false;

@@ -368,3 +368,77 @@ fn a_busy_lsvm_that_has_spent_its_reserve_waits_no_longer_than_its_piece_costs()
         assert!(ran.iter().all(|&r| quarter(r, 2000 * MS)), "{ran:?}");
     }
 }
+
+/// Latencies of a client that asks again `think` ns after each answer. An answer takes a busy LSVM 0.12 ms; three busy
+/// batch VMs are beside it.
+fn closed_loop(time: Nanos, think: Nanos) -> Vec<Nanos> {
+    const ANSWER: Nanos = 120 * US;
+    let mut scheduler = Interleaved::default();
+    let mut params: Vec<Params> = (1..4).map(|id| batch(id, Behaviour::Busy).params).collect();
+    params.insert(0, ls(0, 300 * US, Behaviour::Busy).params);
+    scheduler.configure(0, &params);
+    let (mut counted, mut requests) = (Packets::default(), OpenRequests::default());
+    let (mut out, mut used, mut now) = (Decision::default(), [0; 4], 0);
+    // When the next request comes, or when the open one came and what its answer still takes.
+    // It computes alone at first.
+    let (mut due, mut open, mut latencies) = (100 * MS, None, Vec::new());
+    let mut decided_at = 0;
+    while now < time {
+        requests.observe(counted, used[0]);
+        let seen: [Activity; 4] = std::array::from_fn(|i| Activity {
+            used: used[i],
+            runnable: true,
+            io: match i {
+                0 => requests.io(decided_at),
+                _ => Io::Unknown,
+            },
+            ..Activity::default()
+        });
+        scheduler.decide(now, &seen, &mut out);
+        (used, decided_at) = ([0; 4], now);
+        let top = (0..4).rev().max_by_key(|&i| out.ranks[i]).unwrap();
+        let end = out.until.min(now + out.budgets[top]);
+        let event = match open {
+            None => due,
+            Some((_, left)) if top == 0 => now + left,
+            Some(_) => end,
+        };
+        let end = end.min(event).max(now);
+        used[top] = end - now;
+        now = end;
+        open = match open {
+            None if due <= now => {
+                counted.count_requests(now, 1);
+                Some((now, ANSWER))
+            }
+            Some((came, left)) if left == used[0] => {
+                counted.count_reply(now);
+                latencies.push(now - came);
+                due = now + think;
+                None
+            }
+            Some((came, left)) => Some((came, left - used[0])),
+            None => None,
+        };
+    }
+    latencies
+}
+
+/// The piece ended 0.05 ms after each answer, just before the next request: most requests waited for another one.
+#[test]
+fn a_client_that_asks_again_at_once_finds_a_busy_lsvm_on_the_core() {
+    for think in [30, 80, 120] {
+        let mut latencies = closed_loop(2000 * MS, think * US);
+        latencies.sort_unstable();
+        let [p50, p99] = [50, 99].map(|p| latencies[latencies.len() * p / 100]);
+        assert!(p50 <= 120 * US, "{think} us: {p50} ns");
+        assert!(p99 <= 5 * MS, "{think} us: {p99} ns");
+        // A quarter of the core, less what the LSVM does meanwhile.
+        let most = 500 * MS / (120 + think) / US;
+        let n = latencies.len() as Nanos;
+        assert!(
+            (most * 9 / 10..=most * 21 / 20).contains(&n),
+            "{think} us: {n} answers"
+        );
+    }
+}
