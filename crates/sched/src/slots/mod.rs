@@ -10,6 +10,7 @@
 //! | `threads.rs` | a VM's threads and their priorities |
 //! | `budget.rs` | the limit on cores that the host uses too |
 //! | `filler.rs` | the thread that enforces caps |
+//! | `packets.rs` | a VM's packets in the terms of policy |
 //!
 //! Three processes share the work, so that a fault in one never takes a core away.
 
