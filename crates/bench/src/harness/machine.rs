@@ -4,14 +4,20 @@
 use std::fs::read_to_string;
 use std::process::Command;
 
-/// Git commit of the working folder, with `-dirty` if it has uncommitted changes; `None` outside a repository.
+/// Git commit of the working folder, with `-dirty` if a file other than the results has uncommitted changes; `None`
+/// outside a repository. Several benchmarks in a row write their results.
 pub fn git() -> Option<String> {
-    let output = Command::new("git")
-        .args(["describe", "--always", "--dirty", "--abbrev=10"])
-        .output()
-        .ok()?;
-    let text = String::from_utf8(output.stdout).ok()?;
-    Some(text.trim().to_owned()).filter(|t| output.status.success() && !t.is_empty())
+    let run = |arguments: &[&str]| {
+        let output = Command::new("git").args(arguments).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok()?;
+        output.status.success().then(|| text.trim().to_owned())
+    };
+    let commit = run(&["describe", "--always", "--abbrev=10"]).filter(|text| !text.is_empty())?;
+    let sources = [":/", ":(top,exclude)bench/results"];
+    let status = ["status", "--porcelain", "--untracked-files=no", "--"];
+    let changed = run(&[status.as_slice(), &sources].concat())?;
+    let dirty = if changed.is_empty() { "" } else { "-dirty" };
+    Some(format!("{commit}{dirty}"))
 }
 
 /// Processor, memory and kernel in one line.
