@@ -6,10 +6,6 @@
 #include "types.h"
 #include "acct.h"
 
-#ifndef __always_inline
-#define __always_inline inline __attribute__((always_inline))
-#endif
-
 enum {
 	/* Without a packet to a VM for this long, open starts anew; the longest gap that counts for a mean. Both ns. */
 	OPEN_TIMEOUT = 100000000,

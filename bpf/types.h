@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Integers under the names that the kernel's and libbpf's headers use. */
+/* Integers and inlining under the names that the kernel's and libbpf's headers use. */
 #ifndef VIOLA_TYPES_H
 #define VIOLA_TYPES_H
 
@@ -18,5 +18,9 @@ typedef s64 __s64;
 typedef u16 __be16;
 typedef u32 __be32;
 typedef u32 __wsum;
+
+#ifndef __always_inline
+#define __always_inline inline __attribute__((always_inline))
+#endif
 
 #endif
