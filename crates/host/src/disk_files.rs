@@ -12,7 +12,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
@@ -20,6 +20,7 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 
 use crate::paths::through_root;
 use crate::proc;
+use crate::thread::Tid;
 use crate::vm::Vm;
 
 /// Device and inode number of a file.
@@ -70,9 +71,8 @@ impl Access {
 
 /// A descriptor of the VM's process.
 struct Descriptor {
-    number: i32,
-    /// `/proc/PID/fd/NUMBER`.
-    link: PathBuf,
+    pid: Tid,
+    number: Tid,
     flags: OFlags,
     id: FileId,
 }
@@ -87,7 +87,8 @@ fn open_as_vm(vm: &Vm, path: &Path, access: Access) -> io::Result<File> {
     if stat.is_none_or(|stat| stat.start_time != vm.start_time) {
         return Err(gone());
     }
-    let file = match pidfd_getfd(&process, descriptor.number, PidfdGetfdFlags::empty()) {
+    let number = descriptor.number as i32;
+    let file = match pidfd_getfd(&process, number, PidfdGetfdFlags::empty()) {
         Ok(fetched) => reopen_fetched(&fetched.into(), access)?,
         Err(Errno::PERM | Errno::ACCESS | Errno::NOSYS) => reopen_by_link(&descriptor, access)?,
         Err(Errno::BADF) => None,
@@ -121,8 +122,10 @@ fn reopen_fetched(fetched: &File, access: Access) -> io::Result<Option<File>> {
 
 /// The same through `/proc/PID/fd`; `None` when the process changed the descriptor meanwhile.
 fn reopen_by_link(descriptor: &Descriptor, access: Access) -> io::Result<Option<File>> {
-    let file = rustix::fs::open(&descriptor.link, access.flags(), Mode::empty())?;
-    let after = flags_of(&descriptor.link)?;
+    let Descriptor { pid, number, .. } = *descriptor;
+    let link = format!("/proc/{pid}/fd/{number}");
+    let file = rustix::fs::open(link, access.flags(), Mode::empty())?;
+    let after = flags_of(pid, number)?;
     Ok((after == descriptor.flags).then(|| file.into()))
 }
 
@@ -133,8 +136,12 @@ fn find_descriptor(vm: &Vm, path: &Path, access: Access) -> io::Result<Descripto
         .and_then(|p| fs::metadata(through_root(vm.pid, p)).ok())
         .map(|m| file_id(&m));
     let (mut found, mut is_read_only) = (None, false);
-    for entry in fs::read_dir(format!("/proc/{}/fd", vm.pid))?.flatten() {
+    let pid = vm.pid;
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
         let link = entry.path();
+        let Some(number) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else {
+            continue;
+        };
         let is_named = fs::read_link(&link).is_ok_and(|target| target == path);
         let Ok(meta) = fs::metadata(&link) else {
             continue;
@@ -143,26 +150,24 @@ fn find_descriptor(vm: &Vm, path: &Path, access: Access) -> io::Result<Descripto
         if !is_disk(&meta) || !(is_named || wanted == Some(id)) {
             continue;
         }
-        let Ok(flags) = flags_of(&link) else {
+        let Ok(flags) = flags_of(pid, number) else {
             continue;
         };
         if !access.is_given_by(flags) {
             is_read_only |= Access::Read.is_given_by(flags);
             continue;
         }
-        let number = entry.file_name().to_str().and_then(|n| n.parse().ok());
-        let descriptor = number.map(|number| Descriptor {
+        let descriptor = Descriptor {
+            pid,
             number,
-            link,
             flags,
             id,
-        });
+        };
         // The name that the kernel knows takes precedence over what lies at that path now.
         if is_named {
-            found = descriptor;
-            break;
+            return Ok(descriptor);
         }
-        found = found.or(descriptor);
+        found = found.or(Some(descriptor));
     }
     found.ok_or_else(|| {
         let (kind, how) = match (access, is_read_only) {
@@ -176,19 +181,12 @@ fn find_descriptor(vm: &Vm, path: &Path, access: Access) -> io::Result<Descripto
 }
 
 /// The flags with which the process opened a descriptor, from `/proc/PID/fdinfo`.
-fn flags_of(link: &Path) -> io::Result<OFlags> {
-    let number = link.file_name().unwrap_or_default();
-    let info = link
-        .parent()
-        .and_then(Path::parent)
-        .map(|process| process.join("fdinfo").join(number))
-        .ok_or(io::ErrorKind::InvalidInput)?;
-    let text = fs::read_to_string(info)?;
-    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
-    let flags = flags.and_then(|octal| u32::from_str_radix(octal.trim(), 8).ok());
-    Ok(OFlags::from_bits_retain(
-        flags.ok_or(io::ErrorKind::InvalidData)?,
-    ))
+fn flags_of(pid: Tid, number: Tid) -> io::Result<OFlags> {
+    let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}"))?;
+    let flags = proc::status_field(&text, "flags");
+    let flags = flags.and_then(|octal| u32::from_str_radix(octal, 8).ok());
+    let flags = flags.ok_or(io::ErrorKind::InvalidData)?;
+    Ok(OFlags::from_bits_retain(flags))
 }
 
 fn is_disk(meta: &fs::Metadata) -> bool {
@@ -213,11 +211,17 @@ mod tests {
     use super::*;
     use crate::vm::tests::own_process;
 
-    #[test]
-    fn only_files_that_the_vm_has_open_are_opened() {
+    /// A file, gone with its folder.
+    fn disk() -> (tempfile::TempDir, std::path::PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk.img");
         fs::write(&path, "x").unwrap();
+        (dir, path)
+    }
+
+    #[test]
+    fn only_files_that_the_vm_has_open_are_opened() {
+        let (dir, path) = disk();
         assert_eq!(
             open(&own_process(), &path).unwrap_err().kind(),
             io::ErrorKind::NotFound
@@ -238,9 +242,7 @@ mod tests {
 
     #[test]
     fn a_descriptor_gives_only_the_access_that_the_vm_has() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("disk.img");
-        fs::write(&path, "x").unwrap();
+        let (_dir, path) = disk();
         let vm = own_process();
         let kind = |result: io::Result<File>| result.unwrap_err().kind();
         for flags in [OFlags::PATH, OFlags::WRONLY] {
@@ -275,9 +277,7 @@ mod tests {
 
     #[test]
     fn a_descriptor_that_changes_between_look_and_use_gives_nothing() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("disk.img");
-        fs::write(&path, "x").unwrap();
+        let (_dir, path) = disk();
         let vm = own_process();
         let held = File::open(&path).unwrap();
         let found = find_descriptor(&vm, &path, Access::Read).unwrap();
