@@ -264,56 +264,89 @@ fn a_stalled_controller_does_not_bar_an_lsvm_for_long() {
     assert!(out.until <= 1017 * MS, "barred until {}", out.until);
 }
 
-/// One LSVM (index 0) and three batch VMs, all busy, with a packet for the LSVM at each time of `packets`. Returns run
-/// times, how often the LSVM got the core, and the wait of each packet.
-fn with_packets(time: Nanos, packets: &[Nanos]) -> ([Nanos; 4], usize, Vec<Nanos>) {
-    let mut scheduler = Interleaved::default();
-    let mut params: Vec<Params> = (1..4).map(|id| batch(id, Behaviour::Busy).params).collect();
-    params.insert(0, ls(0, 300 * US, Behaviour::Busy).params);
-    scheduler.configure(0, &params);
-    let (mut now, mut next, mut waits, mut starts) = (0, 0, Vec::new(), 0);
-    let (mut ran, mut used) = ([0; 4], [0; 4]);
-    // A packet is answered as soon as the LSVM runs.
-    let (mut counted, mut requests, mut arrived) =
-        (Packets::default(), OpenRequests::default(), None);
-    let (mut out, mut on_core, mut decided_at) = (Decision::default(), false, 0);
-    while now < time {
-        requests.observe(counted, used[0]);
+/// One LSVM (index 0) and three batch VMs, all busy, and the LSVM's packets.
+struct BusyCore {
+    scheduler: Interleaved,
+    packets: Packets,
+    requests: OpenRequests,
+    /// Run times since the last decision.
+    used: [Nanos; 4],
+    decided_at: Nanos,
+    out: Decision,
+}
+
+impl BusyCore {
+    fn new() -> Self {
+        let mut scheduler = Interleaved::default();
+        let mut params: Vec<Params> = (1..4).map(|id| batch(id, Behaviour::Busy).params).collect();
+        params.insert(0, ls(0, 300 * US, Behaviour::Busy).params);
+        scheduler.configure(0, &params);
+        Self {
+            scheduler,
+            packets: Packets::default(),
+            requests: OpenRequests::default(),
+            used: [0; 4],
+            decided_at: 0,
+            out: Decision::default(),
+        }
+    }
+
+    /// Decides, and returns the VM that runs now.
+    fn decide(&mut self, now: Nanos) -> usize {
+        self.requests.observe(self.packets, self.used[0]);
         let seen: [Activity; 4] = std::array::from_fn(|i| Activity {
-            used: used[i],
+            used: self.used[i],
             runnable: true,
             io: match i {
-                0 => requests.io(decided_at),
+                0 => self.requests.io(self.decided_at),
                 _ => Io::Unknown,
             },
             ..Activity::default()
         });
-        scheduler.decide(now, &seen, &mut out);
-        (used, decided_at) = ([0; 4], now);
-        let top = (0..4).rev().max_by_key(|&i| out.ranks[i]).unwrap();
+        self.scheduler.decide(now, &seen, &mut self.out);
+        (self.used, self.decided_at) = ([0; 4], now);
+        let ranks = self.out.ranks;
+        (0..4).rev().max_by_key(|&i| ranks[i]).unwrap()
+    }
+
+    /// When the running VM's time is over unless something happens.
+    fn end(&self, now: Nanos, top: usize) -> Nanos {
+        self.out.until.min(now + self.out.budgets[top])
+    }
+}
+
+/// One LSVM (index 0) and three batch VMs, all busy, with a packet for the LSVM at each time of `packets`. Returns run
+/// times, how often the LSVM got the core, and the wait of each packet.
+fn with_packets(time: Nanos, packets: &[Nanos]) -> ([Nanos; 4], usize, Vec<Nanos>) {
+    let mut core = BusyCore::new();
+    let (mut now, mut next, mut waits, mut starts) = (0, 0, Vec::new(), 0);
+    // A packet is answered as soon as the LSVM runs.
+    let (mut ran, mut arrived, mut on_core) = ([0; 4], None, false);
+    while now < time {
+        let top = core.decide(now);
         starts += usize::from(top == 0 && !on_core);
         on_core = top == 0;
         if let Some(at) = arrived.filter(|_| top == 0) {
             waits.push(now - at);
-            counted.count_reply(now);
+            core.packets.count_reply(now);
             arrived = None;
         }
-        let mut end = out.until.min(now + out.budgets[top]);
+        let mut end = core.end(now, top);
         if let Some(&packet) = packets.get(next)
             && packet <= end
         {
             end = packet.max(now);
             next += 1;
-            counted.count_requests(end, 1);
+            core.packets.count_requests(end, 1);
             match top {
                 0 => {
                     waits.push(0);
-                    counted.count_reply(end);
+                    core.packets.count_reply(end);
                 }
                 _ => arrived = arrived.or(Some(end)),
             }
         }
-        used[top] = end - now;
+        core.used[top] = end - now;
         ran[top] += end - now;
         now = end;
     }
@@ -373,51 +406,32 @@ fn a_busy_lsvm_that_has_spent_its_reserve_waits_no_longer_than_its_piece_costs()
 /// batch VMs are beside it.
 fn closed_loop(time: Nanos, think: Nanos) -> Vec<Nanos> {
     const ANSWER: Nanos = 120 * US;
-    let mut scheduler = Interleaved::default();
-    let mut params: Vec<Params> = (1..4).map(|id| batch(id, Behaviour::Busy).params).collect();
-    params.insert(0, ls(0, 300 * US, Behaviour::Busy).params);
-    scheduler.configure(0, &params);
-    let (mut counted, mut requests) = (Packets::default(), OpenRequests::default());
-    let (mut out, mut used, mut now) = (Decision::default(), [0; 4], 0);
-    // When the next request comes, or when the open one came and what its answer still takes.
-    // It computes alone at first.
-    let (mut due, mut open, mut latencies) = (100 * MS, None, Vec::new());
-    let mut decided_at = 0;
+    let mut core = BusyCore::new();
+    // When the next request comes, or when the open one came and what its answer still takes. It computes alone at first.
+    let (mut now, mut due, mut open, mut latencies) = (0, 100 * MS, None, Vec::new());
     while now < time {
-        requests.observe(counted, used[0]);
-        let seen: [Activity; 4] = std::array::from_fn(|i| Activity {
-            used: used[i],
-            runnable: true,
-            io: match i {
-                0 => requests.io(decided_at),
-                _ => Io::Unknown,
-            },
-            ..Activity::default()
-        });
-        scheduler.decide(now, &seen, &mut out);
-        (used, decided_at) = ([0; 4], now);
-        let top = (0..4).rev().max_by_key(|&i| out.ranks[i]).unwrap();
-        let end = out.until.min(now + out.budgets[top]);
+        let top = core.decide(now);
+        let end = core.end(now, top);
         let event = match open {
             None => due,
             Some((_, left)) if top == 0 => now + left,
             Some(_) => end,
         };
         let end = end.min(event).max(now);
-        used[top] = end - now;
+        core.used[top] = end - now;
         now = end;
         open = match open {
             None if due <= now => {
-                counted.count_requests(now, 1);
+                core.packets.count_requests(now, 1);
                 Some((now, ANSWER))
             }
-            Some((came, left)) if left == used[0] => {
-                counted.count_reply(now);
+            Some((came, left)) if left == core.used[0] => {
+                core.packets.count_reply(now);
                 latencies.push(now - came);
                 due = now + think;
                 None
             }
-            Some((came, left)) => Some((came, left - used[0])),
+            Some((came, left)) => Some((came, left - core.used[0])),
             None => None,
         };
     }
