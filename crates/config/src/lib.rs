@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `daemon` | `[daemon]` |
 //! | `slices` | `[slices]` |
+//! | `launcher` | `[[launcher]]` |
 //! | `vm` | `[[vm]]` |
 //! | `turbo` | `[turbo]` |
 //! | `vread`, `vread::peers` | `[vread]`, `[vm.vread]`, `[[vread.peer]]` |
@@ -24,6 +25,7 @@ use viola_cli::quantities;
 
 pub mod daemon;
 pub mod lanes;
+pub mod launcher;
 pub mod pipe;
 #[cfg(test)]
 mod reference;
@@ -35,6 +37,7 @@ pub mod vread;
 
 pub use daemon::{Daemon, VmScope};
 pub use lanes::{Lanes, VmLane};
+pub use launcher::Launcher;
 pub use pipe::VmPipe;
 pub use slices::{MechanismChoice, Mode, Slices};
 pub use turbo::Turbo;
@@ -110,6 +113,9 @@ pub struct Config {
     /// `[lanes]`
     #[serde(default)]
     pub lanes: Lanes,
+    /// `[[launcher]]`, in the order of the file.
+    #[serde(default, rename = "launcher")]
+    pub launchers: Vec<Launcher>,
     /// `[[vm]]`, in the order of the file.
     #[serde(default, rename = "vm")]
     pub vms: Vec<VmConfig>,
@@ -148,6 +154,7 @@ impl Config {
         };
         let checked = config
             .check_vms()
+            .and_then(|()| config.check_launchers())
             .and_then(|()| config.vread.check())
             .and_then(|()| config.lanes.check());
         config.located(checked).map(|()| config)
@@ -159,6 +166,11 @@ impl Config {
             line: line_of_value(&self.text, &conflict.path),
             what: conflict.what,
         })
+    }
+
+    fn check_launchers(&self) -> Result<(), Conflict> {
+        let mut launchers = self.launchers.iter().enumerate();
+        launchers.try_for_each(|(i, launcher)| launcher.check(i))
     }
 
     fn check_vms(&self) -> Result<(), Conflict> {

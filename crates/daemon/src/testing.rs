@@ -38,6 +38,7 @@ pub fn vm_with_id(id: &str, name: &str, pid: u32, vcpus: &[&[u32]]) -> Vm {
         status: None,
         uuid: None,
         libvirt: false,
+        confirmed: Some(viola_host::confirm::Confirmation::Registered),
     }
 }
 

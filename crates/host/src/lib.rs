@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`Inventory`] | finds the VMs and keeps them up to date |
 //! | [`vm`] | the types that describe a VM |
+//! | [`confirm`] | who vouches for a VM |
 //! | [`qemu`], [`uml`], `microvm` | what each hypervisor shows of its VMs |
 //! | [`libvirt`] | streams the events of libvirt's domains |
 //! | [`sockets`], [`disk_files`] | open a VM's agent, monitors and images |
@@ -20,6 +21,7 @@
 
 pub mod attrs;
 pub mod cgroup;
+pub mod confirm;
 pub mod counters;
 pub mod cpuset;
 pub mod disk_files;
@@ -34,6 +36,7 @@ pub mod libvirt;
 mod microvm;
 mod netns;
 mod paths;
+mod pidfd;
 mod privilege;
 pub mod proc;
 pub mod qemu;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Cgroup;
+use crate::confirm::Confirmation;
 use crate::cpuset::CpuSet;
 use crate::thread::{Thread, Tid};
 
@@ -187,6 +188,9 @@ pub struct Vm {
     /// Whether it is a domain of libvirt.
     #[serde(default)]
     pub libvirt: bool,
+    /// Who confirms that the process is this VM. `None`: only the process itself says so, and it gets nothing.
+    #[serde(default)]
+    pub confirmed: Option<Confirmation>,
 }
 
 impl Vm {
@@ -234,6 +238,7 @@ pub(crate) mod tests {
             status: None,
             uuid: None,
             libvirt: false,
+            confirmed: None,
         }
     }
 

@@ -14,6 +14,7 @@ use serde_json::Value;
 use crate::channel::Channel;
 use crate::error::{Error, Result};
 use crate::process::ProcessId;
+use crate::registration::Registration;
 use crate::relay::{self, Relay};
 use crate::shell::Shell;
 use crate::spec::GuestSpec;
@@ -39,6 +40,7 @@ pub struct Guest {
     _relay: Relay,
     console: PathBuf,
     cgroup: Option<PathBuf>,
+    _registration: Registration,
 }
 
 /// A started guest: its process and the lab's ends of its serial lines.
@@ -60,6 +62,7 @@ impl Guest {
             let _ = started.child.wait();
             return Err(failed(std::io::Error::other("its kernel ended at once")));
         };
+        let registration = Registration::new(id, &spec.name)?;
         crate::rearm::start(started.child.id()).map_err(failed)?;
         let relay = Relay::new(started.agent, &started.umid).map_err(failed)?;
         let up = relay.up().map_err(failed)?;
@@ -76,6 +79,7 @@ impl Guest {
             _relay: relay,
             console: started.console,
             cgroup: started.cgroup,
+            _registration: registration,
         })
     }
 

@@ -18,6 +18,7 @@
 //! | [`load`], [`media`], [`rtsp`] | clients that measure guests |
 //! | [`hadoop`] | HDFS, HBase and Spark in guests |
 //! | [`qemu`] | QEMU VMs, for what UML has not |
+//! | `registration` | tells viola which processes are guests |
 //! | `rearm` | works around lost interrupts of UML |
 //!
 //! ```no_run
@@ -48,6 +49,7 @@ mod paths;
 mod process;
 pub mod qemu;
 mod rearm;
+mod registration;
 mod relay;
 pub mod rtsp;
 mod sched;

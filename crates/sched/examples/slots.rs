@@ -188,5 +188,6 @@ fn process(pid: u32, cpu: u32) -> Result<Vm, Box<dyn Error>> {
         status: None,
         uuid: None,
         libvirt: false,
+        confirmed: None,
     })
 }

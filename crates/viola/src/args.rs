@@ -86,6 +86,12 @@ pub enum Command {
     /// any other existing file. It ends on Ctrl-C, SIGTERM, or after --for. While the daemon does not answer, it records the
     /// gap and retries.
     Record(Record),
+    /// Register a process as a VM, so that viola trusts it.
+    ///
+    /// viola trusts the VMs of libvirt without this. For another launcher, call it just after the VM has started, for
+    /// example as ExecStartPost=viola register $MAINPID of a systemd unit. The registration ends with the process. Needs
+    /// root, and no daemon.
+    Register(Register),
     /// Change how one VM is scheduled, at once.
     ///
     /// Options that are not given stay as they are. The change holds until the daemon ends; with --keep it survives
@@ -300,6 +306,20 @@ pub struct Record {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub socket: Socket,
+}
+
+/// Options of `register`.
+#[derive(Debug, Args)]
+pub struct Register {
+    /// Number of the process that runs the VM.
+    #[arg(value_name = "PID")]
+    pub pid: u32,
+    /// Name of the VM; without it, the name on the process's command line. viola trusts the process only under this name.
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Remove the registration. Settings that viola has made for the VM stay until its process ends.
+    #[arg(long, conflicts_with = "name")]
+    pub remove: bool,
 }
 
 /// Options of `set`.

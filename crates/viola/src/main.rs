@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         Command::Vms(args) => commands::vms(args),
         Command::Top(args) => top::run(args),
         Command::Record(args) => commands::record(args),
+        Command::Register(args) => commands::register(args),
         Command::Set(args) => commands::set(args),
         Command::Stop(args) => commands::stop(args),
         Command::Start(socket) => commands::start(socket),

@@ -31,6 +31,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use viola_host::attrs;
+use viola_host::confirm::registrations::{self, FOLDER};
 use viola_host::{CpuSet, Vm};
 use viola_meter::Meter;
 use viola_policy::slices::{Class, Params};
@@ -75,7 +76,10 @@ fn run_words(words: &[&str]) -> Outcome {
             }
             Ok(())
         }
-        ["vm", vcpus, work, sleep, "-name", _] => vm(vcpus.parse()?, work.parse()?, sleep.parse()?),
+        ["vm", vcpus, work, sleep, "-name", name] => {
+            registrations::write(Path::new(FOLDER), std::process::id(), name)?;
+            vm(vcpus.parse()?, work.parse()?, sleep.parse()?)
+        }
         ["hold", program, file] => {
             Other::start(Path::new(program))?.hold_until_removed(Path::new(file))
         }

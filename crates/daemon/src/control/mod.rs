@@ -16,6 +16,7 @@ use viola_host::facts::HostFacts;
 use viola_meter::Meter;
 
 use crate::host::exits::ExitWatch;
+use crate::host::launchers;
 use crate::host::libvirt::{Launch, Libvirt};
 use crate::lanes::Lanes;
 use crate::slices::Slices;
@@ -122,7 +123,17 @@ impl Control {
         if let Some(warning) = warning {
             control.log_once(Level::Warning, warning);
         }
+        control.set_launchers();
         Ok(control)
+    }
+
+    /// Takes from the configuration who may confirm VMs.
+    fn set_launchers(&mut self) {
+        let (sources, left_out) = launchers::sources(&self.inputs.config);
+        self.inputs.inventory.set_sources(sources);
+        for line in left_out {
+            self.log_once(Level::Warning, line);
+        }
     }
 
     /// Time from one tick to the next.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use viola_host::facts::HostFacts;
-use viola_host::{Tid, VmId};
+use viola_host::{Tid, Vm, VmId};
 
 use super::Control;
 use crate::host::libvirt::Libvirt;
@@ -55,9 +55,7 @@ impl Control {
         self.lend_workers();
         let domains = self.libvirt.as_ref().and_then(Libvirt::domains);
         let is_connected = domains.is_some();
-        self.inputs
-            .inventory
-            .set_domains(domains.unwrap_or_default());
+        self.inputs.inventory.set_domains(domains);
         if let Ok(online) = viola_host::topology::online() {
             self.inputs.online = online;
         }
@@ -88,9 +86,10 @@ impl Control {
         self.warnings = warnings;
     }
 
-    /// Gives the VMs to the threads of vread, vpipe and lanes.
+    /// Gives the VMs to the threads of vread, vpipe and lanes: only those that may get what is granted to their name.
     fn distribute_vms(&self) {
-        let vms = self.inputs.vms();
+        let vms: Vec<Vm> = self.inputs.inventory.trusted().cloned().collect();
+        let vms = &vms[..];
         if let Some(workers) = &self.workers {
             workers.set_vms(vms);
         }
@@ -140,7 +139,7 @@ impl Control {
         };
         let mut lent: BTreeMap<VmId, Vec<Tid>> = BTreeMap::new();
         for (name, pid) in workers.readers() {
-            let vm = inventory.vms().iter().find(|vm| named(vm).is(&name));
+            let vm = inventory.trusted().find(|vm| named(vm).is(&name));
             if let Some(vm) = vm.filter(|_| may_rank(pid)) {
                 lent.entry(vm.id.clone()).or_default().push(pid);
             }

@@ -223,6 +223,7 @@ impl Control {
             format!("SIGHUP: {} is in force", path.display()),
         );
         self.inputs.config = config;
+        self.set_launchers();
         if let Some(workers) = &self.workers {
             workers.configure(&self.inputs.config);
         }

@@ -6,6 +6,7 @@
 //! | `libvirt` | takes events of libvirt |
 //! | `exits`, `process` | notices the end of VMs; kills processes |
 //! | `affinity` | keeps the daemon off the cores of VMs |
+//! | `launchers` | who may confirm a VM |
 //! | `files` | directories and sockets of the daemon |
 //! | `lock`, `users` | one daemon per run directory; numbers of users and groups |
 //! | `check` | what `viola check` says of kernel, VMs and libvirt |
@@ -14,6 +15,7 @@ pub mod affinity;
 pub mod check;
 pub mod exits;
 pub mod files;
+pub mod launchers;
 pub mod libvirt;
 pub mod lock;
 pub mod process;

@@ -8,7 +8,7 @@ mod place;
 mod rt;
 mod version;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ use crate::error::HostError;
 use crate::thread::Tid;
 
 pub use mounts::Mounts;
-use place::min_of;
+use place::{min_of, parent};
 pub use rt::RtBlock;
 pub(crate) use rt::rt_group_sched;
 pub use version::Version;
@@ -59,6 +59,18 @@ fn vm_group(group: &str) -> &str {
 }
 
 impl Mounts {
+    /// The folder of a group in the hierarchy with the `cpu` controller that a process is in, and those of all groups above it
+    /// but the root. Empty when one of them cannot be seen.
+    pub(crate) fn folders_of(&self, pid: Tid, group: &str) -> Vec<PathBuf> {
+        let Ok(Some(place)) = self.place(pid) else {
+            return Vec::new();
+        };
+        let above = std::iter::successors(Some(group), |group| parent(group));
+        let groups = above.take_while(|group| *group != "/");
+        let folders: Option<Vec<PathBuf>> = groups.map(|group| place.mount.folder(group)).collect();
+        folders.unwrap_or_default()
+    }
+
     /// The CPU group of the VM whose main process is `pid` and whose vCPU threads are `vcpus`; `None` when the VM has
     /// ended or the host has no such groups.
     ///

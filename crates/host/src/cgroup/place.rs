@@ -109,7 +109,7 @@ pub(super) fn min_of(a: Option<u32>, b: Option<u32>) -> Option<u32> {
 }
 
 /// The parent group; `None` for the root.
-fn parent(group: &str) -> Option<&str> {
+pub(super) fn parent(group: &str) -> Option<&str> {
     match group.rsplit_once('/')? {
         ("", "") => None,
         ("", _) => Some("/"),

@@ -15,9 +15,10 @@ mod process;
 mod vm_process;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::cgroup::Mounts;
+use crate::confirm::{Evidence, Sources};
 use crate::error::HostError;
 use crate::libvirt::Domain;
 use crate::proc::{self, Stat};
@@ -26,6 +27,9 @@ use crate::thread::{Thread, Tid};
 use crate::vm::{ServiceKind, ServiceThread, Vm, VmId};
 use process::{NonVm, ProcessIdentity};
 use vm_process::{VmProcess, Vmm, identify};
+
+/// A process that looks like a VM may be confirmed within this time; a launcher registers it just after it starts.
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The VMs of this host.
 pub struct Inventory {
@@ -39,8 +43,9 @@ pub struct Inventory {
     netns: Option<u64>,
     /// Other processes that serve a VM's devices.
     backends: BTreeMap<VmId, Vec<Tid>>,
-    /// libvirt's running domains, by UUID.
-    domains: BTreeMap<String, Domain>,
+    /// libvirt's running domains, by UUID; `None` while libvirt does not answer.
+    domains: Option<BTreeMap<String, Domain>>,
+    sources: Sources,
 }
 
 impl Inventory {
@@ -57,7 +62,8 @@ impl Inventory {
             warnings: Vec::new(),
             netns: None,
             backends: BTreeMap::new(),
-            domains: BTreeMap::new(),
+            domains: None,
+            sources: Sources::default(),
         })
     }
 
@@ -85,9 +91,15 @@ impl Inventory {
         self.backends = backends;
     }
 
-    /// Sets libvirt's domains by UUID. From the next refresh on, their state stands for VMs whose QMP socket libvirt holds.
-    pub fn set_domains(&mut self, domains: BTreeMap<String, Domain>) {
+    /// Sets libvirt's running domains by UUID, `None` while libvirt does not answer. From the next refresh on, their state stands
+    /// for VMs whose QMP socket libvirt holds.
+    pub fn set_domains(&mut self, domains: Option<BTreeMap<String, Domain>>) {
         self.domains = domains;
+    }
+
+    /// Sets who may confirm VMs, from the next refresh on. VMs that are confirmed stay so.
+    pub fn set_sources(&mut self, sources: Sources) {
+        self.sources = sources;
     }
 
     /// An inventory as of now.
@@ -120,6 +132,17 @@ impl Inventory {
             let mut named = self.vms.iter().filter(|vm| vm.name == text);
             named.next().filter(|_| named.next().is_none())
         })
+    }
+
+    /// The VMs that may get something by their name: confirmed ones whose name no other confirmed VM has. Sorted by identity.
+    pub fn trusted(&self) -> impl Iterator<Item = &Vm> {
+        let mut count: HashMap<&str, usize> = HashMap::new();
+        for vm in self.vms.iter().filter(|vm| vm.confirmed.is_some()) {
+            *count.entry(&vm.name).or_default() += 1;
+        }
+        let is_unique = move |vm: &&Vm| count.get(vm.name.as_str()) == Some(&1);
+        let confirmed = self.vms.iter().filter(|vm| vm.confirmed.is_some());
+        confirmed.filter(is_unique)
     }
 
     /// One sentence for each VM that could not be read in full, with the remedy.
@@ -189,7 +212,12 @@ impl Inventory {
             let kernel = vhosts.remove(&pid).unwrap_or_default();
             self.update(pid, &kernel);
         }
+        let mut evidence = Evidence::new(&self.sources, &self.mounts, self.domains.as_ref());
+        for process in self.vm_processes.values_mut() {
+            process.confirm(&mut evidence);
+        }
         self.build_list();
+        self.warn_of_doubts(now);
         Ok(&self.vms)
     }
 
@@ -227,16 +255,7 @@ impl Inventory {
             Ok(Some(_)) if !self.is_in_chosen_netns(pid) => self.remember(stat, None, now),
             Ok(Some(vmm)) => {
                 self.non_vms.remove(&pid);
-                let process = VmProcess {
-                    identity,
-                    id: None,
-                    ppid: stat.ppid,
-                    single_threaded: stat.threads <= 1,
-                    vmm,
-                    nics: Vec::new(),
-                    nics_resolved: None,
-                    vm: None,
-                };
+                let process = VmProcess::new(stat, vmm, now);
                 self.vm_processes.insert(pid, process);
             }
             Ok(None) => self.remember(stat, None, now),
@@ -293,23 +312,24 @@ impl Inventory {
 
     /// Gives every VM its identity and builds the list.
     fn build_list(&mut self) {
+        self.release_claimed_ids();
         let mut taken: HashSet<VmId> = self
             .vm_processes
             .values()
             .filter_map(|t| t.id.clone())
             .collect();
-        let mut new: Vec<(u64, Tid)> = self
+        let mut new: Vec<(bool, u64, Tid)> = self
             .vm_processes
             .iter()
             .filter(|(_, t)| t.id.is_none() && t.vm.is_some())
-            .map(|(pid, t)| (t.identity.start_time, *pid))
+            .map(|(pid, t)| (t.confirmed.is_err(), t.identity.start_time, *pid))
             .collect();
+        // Confirmed ones first, then the older ones.
         new.sort_unstable();
-        for (_, pid) in new {
+        for (_, _, pid) in new {
             if let Some(process) = self.vm_processes.get_mut(&pid)
-                && let Some(vm) = &process.vm
+                && let (Some(vm), Some(plain)) = (&process.vm, process.plain_id())
             {
-                let plain = VmId::new(vm.hypervisor, &vm.name);
                 let id = if taken.contains(&plain) {
                     VmId::with_pid(vm.hypervisor, &vm.name, pid)
                 } else {
@@ -327,7 +347,8 @@ impl Inventory {
                 vm.id = process.id.clone()?;
                 let backends = self.backends.get(&vm.id).into_iter().flatten();
                 vm.service.extend(backends.flat_map(|pid| backend(*pid)));
-                let domain = vm.uuid.as_ref().and_then(|uuid| self.domains.get(uuid));
+                let domains = self.domains.as_ref();
+                let domain = domains.and_then(|domains| domains.get(vm.uuid.as_ref()?));
                 vm.libvirt = domain.is_some();
                 if let (None, Some(domain)) = (&vm.status, domain) {
                     vm.status = Some(domain.state.text().to_owned());
@@ -336,6 +357,51 @@ impl Inventory {
             })
             .collect();
         self.vms.sort_by(|a, b| a.id.cmp(&b.id));
+    }
+
+    /// Takes an identity from a process that nobody confirms when a confirmed VM has that name: the VM gets it.
+    fn release_claimed_ids(&mut self) {
+        let processes = || self.vm_processes.values();
+        let claimed: HashSet<VmId> = processes()
+            .filter(|process| process.confirmed.is_err())
+            .filter_map(|process| process.id.clone())
+            .collect();
+        let owed: HashSet<VmId> = processes()
+            .filter(|process| process.confirmed.is_ok())
+            .filter_map(VmProcess::plain_id)
+            .filter(|id| claimed.contains(id))
+            .collect();
+        for process in self.vm_processes.values_mut() {
+            if process.plain_id().is_some_and(|id| owed.contains(&id)) {
+                process.id = None;
+            }
+        }
+    }
+
+    /// Says which VMs get nothing since nobody confirms them, or since another one has their name.
+    fn warn_of_doubts(&mut self, now: Instant) {
+        for process in self.vm_processes.values() {
+            let is_old = now.saturating_duration_since(process.first_seen) >= CONFIRM_TIMEOUT;
+            if let (Err(doubt), Some(id), Some(vm)) = (&process.confirmed, &process.id, &process.vm)
+                && is_old
+            {
+                self.warnings.push(format!(
+                    "{id}: process {} gets no accelerator: {doubt}; see \"Who is a VM\" in the book's page on safety",
+                    vm.pid
+                ));
+            }
+        }
+        let trusted: HashSet<&VmId> = self.trusted().map(|vm| &vm.id).collect();
+        let is_double = |vm: &&Vm| vm.confirmed.is_some() && !trusted.contains(&vm.id);
+        let doubles = self.vms.iter().filter(is_double).map(|vm| {
+            format!(
+                "{}: another VM of this host has the same name, so it gets neither vread nor vpipe nor a lane; rename one of them",
+                vm.id
+            )
+        });
+        let doubles: Vec<String> = doubles.collect();
+        self.warnings.extend(doubles);
+        self.warnings.sort_unstable();
     }
 }
 

@@ -91,3 +91,31 @@ fn an_ended_process_is_forgotten_at_once() {
         .unwrap();
     assert_eq!(read(&inventory), None);
 }
+
+#[test]
+fn a_process_that_nobody_confirms_is_named_in_a_warning_after_five_seconds() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().canonicalize().unwrap().join("qemu-system-x");
+    let mut shell = Shell::start(&program);
+    let pid = shell.0.id();
+    let start = Instant::now();
+    let mut inventory = Inventory::new().unwrap();
+    shell.exec(&program);
+    let mut warning = |seconds: u64| -> Option<String> {
+        let at = start + Duration::from_secs(seconds);
+        inventory.refresh_at(at).unwrap();
+        let about = format!("process {pid} ");
+        inventory
+            .warnings()
+            .iter()
+            .find(|w| w.contains(&about))
+            .cloned()
+    };
+    assert_eq!(warning(0), None);
+    assert_eq!(warning(4), None);
+    let text = warning(6).unwrap();
+    assert!(
+        text.contains("gets no accelerator: nothing confirms that it is a VM"),
+        "{text}"
+    );
+}

@@ -5,11 +5,13 @@ use std::time::{Duration, Instant};
 
 use super::process::ProcessIdentity;
 use crate::cgroup::Mounts;
+use crate::confirm::{Confirmation, Evidence};
 use crate::cpuset::CpuSet;
 use crate::error::HostError;
 use crate::microvm::{self, MicroVm};
 use crate::netns::{self, ConfiguredNic};
 use crate::paths::absolute;
+use crate::pidfd::ProcessFd;
 use crate::proc::{self, Stat};
 use crate::qemu::{self, Qemu, QemuArgs};
 use crate::thread::{Thread, Tid};
@@ -29,6 +31,11 @@ pub(super) struct VmProcess {
     pub(super) nics: Vec<ConfiguredNic>,
     pub(super) nics_resolved: Option<Instant>,
     pub(super) vm: Option<Vm>,
+    /// `None` where the kernel gives none.
+    pub(super) fd: Option<ProcessFd>,
+    pub(super) first_seen: Instant,
+    /// Who confirms the VM, or why nobody does.
+    pub(super) confirmed: Result<Confirmation, String>,
 }
 
 /// What is known of the process, by hypervisor.
@@ -49,6 +56,39 @@ impl Vmm {
 }
 
 impl VmProcess {
+    /// A process that [`identify`] took for a VM.
+    pub(super) fn new(stat: &Stat, vmm: Vmm, now: Instant) -> Self {
+        Self {
+            identity: ProcessIdentity::of(stat),
+            id: None,
+            ppid: stat.ppid,
+            single_threaded: stat.threads <= 1,
+            vmm,
+            nics: Vec::new(),
+            nics_resolved: None,
+            vm: None,
+            fd: ProcessFd::open(stat),
+            first_seen: now,
+            confirmed: Err(String::new()),
+        }
+    }
+
+    /// The identity that the VM has if no other one is called like it.
+    pub(super) fn plain_id(&self) -> Option<VmId> {
+        let vm = self.vm.as_ref()?;
+        Some(VmId::new(vm.hypervisor, &vm.name))
+    }
+
+    /// Asks who confirms the VM, unless that is known. A confirmed VM stays so until its process ends.
+    pub(super) fn confirm(&mut self, evidence: &mut Evidence<'_>) {
+        if let (Err(_), Some(vm)) = (&self.confirmed, &self.vm) {
+            self.confirmed = evidence.confirm(vm);
+        }
+        if let Some(vm) = &mut self.vm {
+            vm.confirmed = self.confirmed.clone().ok();
+        }
+    }
+
     /// Reads the VM again. Returns `false` when it has ended.
     pub(super) fn update(
         &mut self,
@@ -129,6 +169,9 @@ impl VmProcess {
         if vcpus.is_empty() {
             cores = proc::affinity(pid)?.unwrap_or_default();
         }
+        if self.fd.as_ref().is_some_and(ProcessFd::has_ended) {
+            return Ok(false);
+        }
         let hypervisor = self.vmm.hypervisor();
         self.vm = Some(Vm {
             id: VmId::new(hypervisor, &name),
@@ -152,6 +195,7 @@ impl VmProcess {
                 Vmm::Qemu(qemu) => qemu.uuid(),
             },
             libvirt: false,
+            confirmed: None,
         });
         Ok(true)
     }

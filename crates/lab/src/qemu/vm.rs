@@ -18,6 +18,8 @@ use super::qmp::Qmp;
 use super::spec::{VmSpec, file_of};
 use crate::channel::Channel;
 use crate::error::{Error, Result};
+use crate::process::ProcessId;
+use crate::registration::Registration;
 use crate::wire::{Command, Output, Workload};
 
 /// Time limit for QEMU's sockets to appear.
@@ -31,6 +33,7 @@ pub struct QemuVm {
     folder: PathBuf,
     child: Mutex<Child>,
     pid: u32,
+    _registration: Option<Registration>,
     channel: Channel,
     boot_timeout: Duration,
     qmp: Mutex<Qmp>,
@@ -84,6 +87,8 @@ impl QemuVm {
             let program = program.display();
             failed(format!("{program}: {e}; scripts/qemu-image.sh fetches it"))
         })?;
+        // Nothing is registered for a process that has ended already; `begin` says why it did.
+        let registration = ProcessId::of(child.id()).map(|id| Registration::new(id, &spec.name));
         let begun = begin(&mut child, &listener, &at("lab.qmp"));
         let (stream, qmp) = match begun {
             Ok(begun) => begun,
@@ -96,6 +101,7 @@ impl QemuVm {
         };
         let channel = Channel::new(stream, || ()).map_err(io_error)?;
         let vm = Self {
+            _registration: registration.transpose()?,
             name: spec.name.clone(),
             folder: folder.to_owned(),
             pid: child.id(),

@@ -44,6 +44,7 @@ fn me(name: &str) -> Vm {
         status: None,
         uuid: None,
         libvirt: false,
+        confirmed: None,
     }
 }
 

@@ -274,6 +274,7 @@ impl StandIn {
             status: None,
             uuid: None,
             libvirt: false,
+            confirmed: None,
         })
     }
 }

@@ -69,6 +69,9 @@ impl Slices {
         unmetered: &[VmId],
         warnings: &mut Vec<String>,
     ) -> Option<String> {
+        if vm.confirmed.is_none() {
+            return Some("nothing confirms that its process is this VM".to_owned());
+        }
         if let Some((_, why)) = self.refused.get(&vm.id) {
             return Some(why.clone());
         }

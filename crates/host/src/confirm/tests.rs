@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Who is confirmed, on processes of this host.
+
+use std::process::{Child, Command};
+use std::time::Instant;
+
+use super::*;
+use crate::inventory::Inventory;
+use crate::vm::tests::own_process;
+
+/// A program that any user can start, called and named like a VM of QEMU.
+struct Forged {
+    child: Child,
+    _dir: tempfile::TempDir,
+}
+
+impl Forged {
+    fn start(name: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("qemu-system-x86_64");
+        std::fs::copy("/bin/sh", &program).unwrap();
+        let script = "read word"; // waits
+        let mut command = Command::new(&program);
+        command
+            .args(["-c", script, "-name", &format!("guest={name}")])
+            .stdin(std::process::Stdio::piped());
+        let child = command.spawn().unwrap();
+        let begin = Instant::now();
+        while crate::proc::exe(child.id()).unwrap() != program.canonicalize().ok() {
+            assert!(begin.elapsed().as_secs() < 20);
+            std::thread::yield_now();
+        }
+        Self { child, _dir: dir }
+    }
+
+    fn pid(&self) -> Tid {
+        self.child.id()
+    }
+}
+
+impl Drop for Forged {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn sources(dir: &Path) -> Sources {
+    Sources {
+        registrations: dir.join("vms"),
+        libvirt: dir.join("libvirt"),
+        launchers: Vec::new(),
+        owner: rustix::process::geteuid().as_raw(),
+    }
+}
+
+fn confirm(sources: &Sources, vm: &Vm) -> Result<Confirmation, String> {
+    let mounts = Mounts::read().unwrap();
+    Evidence::new(sources, &mounts, None).confirm(vm)
+}
+
+#[test]
+fn each_source_confirms_only_the_name_that_it_knows() {
+    let dir = tempfile::tempdir().unwrap();
+    let sources = sources(dir.path());
+    let vm = own_process();
+    let db01 = Vm {
+        name: "db01".into(),
+        ..vm.clone()
+    };
+    let doubt = confirm(&sources, &vm).unwrap_err();
+    assert_eq!(doubt, "nothing confirms that it is a VM");
+    registrations::write(&sources.registrations, vm.pid, &vm.name).unwrap();
+    assert_eq!(confirm(&sources, &vm), Ok(Confirmation::Registered));
+    let doubt = confirm(&sources, &db01).unwrap_err();
+    assert_eq!(doubt, "it is registered as me");
+    // An earlier process of this number was registered.
+    let later = Vm {
+        start_time: vm.start_time + 1,
+        ..vm.clone()
+    };
+    assert!(confirm(&sources, &later).is_err());
+    std::fs::create_dir(&sources.libvirt).unwrap();
+    std::fs::write(sources.libvirt.join("db01.pid"), vm.pid.to_string()).unwrap();
+    assert_eq!(confirm(&sources, &db01), Ok(Confirmation::Libvirt));
+    assert_eq!(confirm(&sources, &vm).unwrap_err(), "libvirt calls it db01");
+}
+
+#[test]
+fn a_forged_vm_gets_neither_trust_nor_the_name_of_a_real_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let sources = sources(dir.path());
+    let name = format!("client{}", std::process::id());
+    let (forged, real) = (Forged::start(&name), Forged::start(&name));
+    let mut inventory = Inventory::new().unwrap();
+    inventory.set_sources(sources.clone());
+    let plain = format!("qemu:{name}");
+    let trusted = |inventory: &Inventory| -> Vec<(String, Tid)> {
+        let named = inventory.trusted().filter(|vm| vm.name == name);
+        named.map(|vm| (vm.id.to_string(), vm.pid)).collect()
+    };
+    // Both are shown, and nobody confirms them.
+    let shown = inventory.refresh().unwrap();
+    assert_eq!(shown.iter().filter(|vm| vm.name == name).count(), 2);
+    assert_eq!(trusted(&inventory), []);
+    // The real one is confirmed a moment later, and its name is its own.
+    registrations::write(&sources.registrations, real.pid(), &name).unwrap();
+    inventory.refresh().unwrap();
+    assert_eq!(trusted(&inventory), [(plain.clone(), real.pid())]);
+    let other = inventory.vms().iter().find(|vm| vm.pid == forged.pid());
+    assert_eq!(
+        other.unwrap().id.to_string(),
+        format!("{plain}@{}", forged.pid())
+    );
+    assert_eq!(inventory.find(&plain).unwrap().pid, real.pid());
+    // Two confirmed VMs of one name: neither may have what is granted by name.
+    registrations::write(&sources.registrations, forged.pid(), &name).unwrap();
+    inventory.refresh().unwrap();
+    assert_eq!(trusted(&inventory), []);
+    let double = format!("qemu:{name}: another VM of this host has the same name");
+    let warnings = inventory.warnings();
+    assert!(
+        warnings.iter().any(|w| w.starts_with(&double)),
+        "{warnings:?}"
+    );
+    drop(forged);
+    inventory.refresh().unwrap();
+    assert_eq!(trusted(&inventory), [(plain, real.pid())]);
+}
