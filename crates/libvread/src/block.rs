@@ -106,7 +106,8 @@ impl Block {
     /// change.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when the block is not in the mount; the old file stays open.
+    /// [`Error::NotFound`] when the block is not in the mount, or [`Error::Io`]; the old file stays
+    /// open.
     pub fn reopen(&self) -> Result<()> {
         let new = Arc::new(OpenFile::new(&self.path, &self.name)?);
         *self.open.write().unwrap_or_else(PoisonError::into_inner) = new;

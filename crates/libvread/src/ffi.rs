@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The C interface, see `vread.h` and `vread(3)`.
+//!
+//! Each function returns -1 and sets errno when it fails.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
