@@ -10,17 +10,21 @@
 extern "C" {
 #endif
 
-/* All calls return -1 and set errno when they fail. What cannot be piped is copied by ordinary system calls. While a
-   call is under way nobody else may read, write or close a socket of it, nor a file that is written to. All may be called by
-   several threads at once. */
+/* All calls return -1 and set errno when they fail. When the host cannot move the bytes, the
+   library copies them by ordinary system calls. During a call no other thread or process may read,
+   write or close its sockets, nor write or close the file that it writes. Several threads may make
+   calls at once. */
 
-/* Copies up to length bytes of in_fd, a file or a socket, into out_fd, a file or a socket. From *offset on, which is moved, or with
-   NULL, which a socket needs, from the position of in_fd, which is moved then. A file is written at its position, which is moved.
-   The order of the descriptors is that of splice(2), not that of sendfile(2). */
+/* Copies up to length bytes from in_fd, a file or a TCP socket, to out_fd, a file or a TCP socket.
+   Returns their number. The copy starts at *offset, which the call advances. With offset NULL it
+   starts at the position of in_fd, which the call then advances; a socket needs NULL. The call
+   writes a file at the position of out_fd, which it advances. The source comes first, as in
+   splice(2); in sendfile(2) it comes second. */
 ssize_t vpipe_file(int in_fd, int out_fd, off_t *offset, size_t length);
 
-/* The same without waiting; offset is 0 of a socket. The descriptor that it returns becomes readable when it is over; only
-   vpipe_end closes it. */
+/* vpipe_begin starts the same copy and does not wait; the offset of a socket is 0. It returns a
+   descriptor that becomes readable at the end of the copy. vpipe_end waits for the end, closes that
+   descriptor and returns the number of bytes. The program must not read or close it. */
 int vpipe_begin(int in_fd, int out_fd, off_t offset, size_t length);
 ssize_t vpipe_end(int completion);
 

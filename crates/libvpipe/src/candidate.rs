@@ -92,7 +92,7 @@ fn end(fd: BorrowedFd<'_>, written: bool) -> Option<End> {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => {
             let flags = fcntl_getfl(fd).ok()?;
-            // the host would do what the program may not do, or not what its flags ask for
+            // the host would bypass the access mode, and would not do what these flags ask for
             let (other, odd) = match written {
                 false => (OFlags::WRONLY, OFlags::PATH),
                 true => (

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The C interface, see `vpipe.h` and `vpipe_file(3)`.
+//!
+//! Each function returns -1 and sets errno when it fails.
 
 use std::ffi::c_int;
 use std::os::fd::BorrowedFd;
@@ -41,7 +43,7 @@ pub unsafe extern "C" fn vpipe_file(
 ) -> ssize_t {
     call_guarded(-1, || {
         let (from, to) = (borrowed(in_fd)?, borrowed(out_fd)?);
-        // SAFETY: null, or the caller's word.
+        // SAFETY: null, or the caller guarantees it.
         let place = unsafe { offset.as_mut() };
         let mut at = match &place {
             Some(at) => Some(u64::try_from(**at).map_err(|_| Errno::INVAL)?),

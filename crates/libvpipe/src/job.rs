@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Transfers without a waiting caller. A descriptor becomes readable when one ends.
+//! Transfers whose caller does not wait. A descriptor becomes readable when one ends.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -122,6 +122,9 @@ impl Job {
 }
 
 /// Starts a transfer. Returns the descriptor that becomes readable at the end.
+///
+/// # Errors
+/// `ESPIPE` when `offset` is not 0 for a socket, or the kernel's error.
 pub(crate) fn start(
     source: BorrowedFd<'_>,
     sink: BorrowedFd<'_>,
@@ -163,6 +166,9 @@ pub(crate) fn start(
 }
 
 /// Waits for a transfer and closes its descriptor. Returns the number of bytes.
+///
+/// # Errors
+/// `EBADF` when [`start`] did not return this descriptor, or the error of the transfer.
 pub(crate) fn end(completion: RawFd) -> Result<usize, Errno> {
     let pending = locked(&JOBS.get().open).remove(&completion);
     let Pending { job, piped } = pending.ok_or(Errno::BADF)?;

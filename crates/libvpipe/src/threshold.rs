@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The size from which on a file is worth a pipe: the duration of a handover against the program's own speed.
+//! Computes from which size on a file is worth a pipe, from the duration of a handover and the
+//! program's own speed.
 //!
 //! When other VMs use the VM's core, a handover and the program's own calls both take longer, each as measured by the
 //! clock. So two measurements suffice: the duration of a handover without the host's part, divided by the concurrent
@@ -21,15 +22,16 @@ use std::time::{Duration, Instant};
 
 use crate::settings::{DEFAULT_MIN_BYTES, settings};
 
-/// Files of this size are always piped: without a try the library could not see that a pipe pays.
+/// Upper bound of the computed minimum. The library always pipes a file of this size: only a pipe
+/// tells it how long a handover takes now.
 pub const MAX_MINIMUM_BYTES: u64 = 16 << 20;
 /// How long a measurement counts.
 pub const MEASUREMENT_LIFETIME: Duration = Duration::from_secs(10);
 
 /// Shortest `sendfile` call that is measured; shorter ones say nothing about large files.
 const MIN_SAMPLE_BYTES: u64 = 256 << 10;
-/// Bytes between two measured calls: where the guest's clock is a system call, this costs a thousandth of the bytes'
-/// cost.
+/// Bytes between two measured calls. Where reading the guest's clock is a system call, a
+/// measurement then costs about 1/1000 of what sending the bytes costs.
 const SAMPLE_INTERVAL_BYTES: u64 = 64 << 20;
 /// Measurements before the mean counts.
 const MIN_SAMPLES: u32 = 4;
@@ -159,7 +161,7 @@ pub fn is_worthwhile(length: u64) -> bool {
     length >= minimum()
 }
 
-/// See [`Measurements::piped`].
+/// Adds a pipe that began at `begun` and ends now: see [`Measurements::add_handover`].
 pub(crate) fn record_handover(begun: Instant, host: Duration, concurrent: usize) {
     let now = Instant::now();
     let whole = now.saturating_duration_since(begun);
@@ -169,8 +171,8 @@ pub(crate) fn record_handover(begun: Instant, host: Duration, concurrent: usize)
     });
 }
 
-/// Makes a `sendfile` call for `count` bytes and measures one of many; `bytes` returns the number of bytes of its
-/// result.
+/// Makes a `sendfile` call for `count` bytes. Measures one call for each 64 MiB that the program
+/// sends; `bytes` returns the number of bytes of a call's result.
 pub fn time_sendfile<T>(count: u64, bytes: impl Fn(&T) -> u64, call: impl FnOnce() -> T) -> T {
     if count < MIN_SAMPLE_BYTES || !SAMPLING.load(Ordering::Relaxed) || !settings().is_adaptive {
         return call();

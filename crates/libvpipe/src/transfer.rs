@@ -13,10 +13,10 @@ use crate::engine::{ByteRange, Engine, PipeState, Watcher, marks};
 use crate::settings::settings;
 use crate::threshold;
 
-/// Most bytes of one copy from file to file, before the caller is asked whether it wants more.
+/// Maximum bytes of one copy from file to file; the caller asks again for the rest.
 pub const MAX_COPY_BYTES: u64 = 1 << 30;
 
-/// Offsets at which a transfer begins; `None` is the position of a file's descriptor.
+/// Offsets in bytes at which a transfer begins; `None` is the position of a file's descriptor.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Offsets {
     /// In the source.
@@ -186,14 +186,16 @@ fn take_leftover_error(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     match record.and_then(finish) {
         Some(Err(e)) => Err(e),
         Some(Ok(0)) | None => Ok(()),
-        Some(Ok(_)) => Err(Errno::CONNRESET), // bytes of which nobody was unreported
+        Some(Ok(_)) => Err(Errno::CONNRESET), // bytes that were never reported to the program
     }
 }
 
-/// Moves bytes by the host only; `None` when it refuses, and nothing has happened.
+/// Has the host move up to `length` bytes, and returns their number. `None` when the host cannot
+/// move them; then no byte was moved.
 ///
 /// # Errors
-/// Those of a lost connection, or of a disk.
+/// `ECONNRESET` when the host lost a connection, `EIO` when the agent ended while the host copied
+/// between files, or the error of a disk.
 pub fn pipe(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,

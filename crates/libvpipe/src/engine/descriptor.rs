@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Descriptors of the library itself, closed past the preload library.
+//! Descriptors of the library itself. It closes them by a direct system call, which the preload
+//! library's `close` does not see.
 //!
-//! They may be closed while the table is locked, and the preload library's `close` locks the table when the number
-//! still has a mark.
+//! The library may close them while the table is locked. The preload library's `close` would lock
+//! the table again when the number still has a mark.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};

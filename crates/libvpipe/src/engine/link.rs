@@ -32,7 +32,7 @@ pub(super) struct AgentLink {
 }
 
 impl AgentLink {
-    /// Connects without waiting.
+    /// Connects without waiting. Fails when no agent listens, or its backlog is full.
     pub fn connect(path: &Path, number: u64) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;

@@ -10,7 +10,7 @@ use super::process::{PerProcess, in_child};
 
 /// The descriptor has a pipe, or an error that the program must still get.
 pub const PIPE: u8 = 1;
-/// The agent had the descriptor since it was opened.
+/// The library has sent the descriptor to the agent since the program opened it.
 pub const LENT: u8 = 2;
 /// The last write was the head of a response.
 pub const HEAD: u8 = 4;
@@ -131,7 +131,8 @@ pub fn clear(fd: RawFd, bits: u8) {
     MARKS.clear(fd, bits);
 }
 
-/// Changes when the file of a pipe is closed: a descriptor that was checked before may be another file now.
+/// Number of closed files of pipes. While it stays the same, a descriptor that was checked before
+/// is still the same file.
 pub fn files_closed() -> usize {
     FILES_CLOSED.load(Ordering::Acquire)
 }

@@ -2,8 +2,9 @@
 //! The pipes of a process: one connection to the agent, one thread that receives its replies, and a record of each
 //! pipe.
 //!
-//! The first pipe makes connection and thread; so does the first one after a fork. Only replies of the agent change a
-//! record; they wake waiting threads and call the [`Watcher`].
+//! The first pipe of a process, and the first one after a fork, make the connection and the thread.
+//! Replies of the agent, its end and a reset by the program change the state of a record. Each
+//! change wakes waiting threads and calls the [`Watcher`].
 //!
 //! This module bypasses the C library for all system calls that the preload library replaces.
 
@@ -39,7 +40,7 @@ const THREAD_STACK_BYTES: usize = 256 << 10;
 
 static ENGINE: PerProcess<Engine> = PerProcess::new();
 
-/// Why no pipe was started. The program sends by itself.
+/// Why no pipe was started. The program moves its bytes itself.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     /// A socket has a pipe already.
@@ -83,7 +84,7 @@ impl Engine {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the agent may be reachable, so that a look at descriptors pays.
+    /// Whether the agent may be reachable. While it is not, callers need not check descriptors.
     pub fn may_start(&self) -> bool {
         !self.lock().is_agent_unreachable()
     }
@@ -229,8 +230,8 @@ impl Engine {
         self.lock().agent_lost(link.number);
     }
 
-    /// Waits until a pipe changes, or until a time. The table is unlocked meanwhile: the caller must look up the pipe
-    /// again.
+    /// Waits until a pipe changes, or until the time `until`. The table is unlocked meanwhile: the
+    /// caller must look up the pipe again.
     pub fn wait<'a>(
         &self,
         mut table: MutexGuard<'a, Table>,

@@ -22,8 +22,9 @@ extern "C" fn after_fork() {
     }
 }
 
-/// Calls `reset` in the child of each fork, once a value of the parent was made. It may touch only atomics. The first
-/// caller's function stays.
+/// Registers `reset`, which runs in the child of each fork after the parent has made a value.
+/// `reset` may touch only atomics. The function of the first caller stays; later calls change
+/// nothing.
 pub fn in_child(reset: fn()) {
     let _ = IN_CHILD.set(reset);
 }

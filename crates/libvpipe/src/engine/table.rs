@@ -13,10 +13,11 @@ use super::marks;
 use crate::candidate::{FileId, file_id};
 use crate::threshold;
 
-/// Time before a transfer is tried again after a refusal for now.
+/// Time before the library tries a transfer again that the agent refused for now: with any errno
+/// except `EOPNOTSUPP`.
 const REFUSED_FOR_NOW_RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// Time before a pair is tried again that the agent can never serve. A socket that it can never serve is not tried
-/// again.
+/// Time before the library tries a pair again that the agent cannot serve (`EOPNOTSUPP`). After
+/// such a refusal of a send it never tries the socket again.
 const REFUSED_PAIR_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 /// Most refusals that are kept.
 const MAX_REFUSALS: usize = 4096;
@@ -28,7 +29,7 @@ pub enum PipeState {
     Active,
     /// The pipe has ended with this errno; 0 for none.
     Finished(i32),
-    /// The agent refused the pipe.
+    /// The agent refused the pipe with this errno.
     Refused(i32),
 }
 
@@ -43,10 +44,11 @@ pub enum PipeEvent {
     Refused,
 }
 
-/// A callback of the receiving thread. The table is locked: it must not call the engine, and not wait.
+/// A callback for the events of a pipe. The thread that calls it holds the lock of the table, so
+/// the callback must neither call the engine nor wait.
 pub type Watcher = Box<dyn Fn(PipeEvent) + Send>;
 
-/// The bytes of a pipe.
+/// The bytes of a pipe. Offsets are in bytes, and 0 for a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ByteRange {
     /// Offset in a source that is a file.
@@ -74,12 +76,12 @@ pub struct Pipe {
     pub source: Endpoint,
     /// The sink.
     pub sink: Endpoint,
-    /// The bytes of a pipe.
+    /// The bytes to move.
     pub range: ByteRange,
     /// Bytes that the program knows to be sent.
     pub reported: u64,
-    /// Bytes that the agent reported. All of them only when the connection is back, because the program then goes on
-    /// with the socket.
+    /// Bytes that the agent reported as moved. They reach the length of the range only when the
+    /// connections are back, because the program then continues with its sockets.
     pub moved: u64,
     /// State.
     pub state: PipeState,
@@ -109,7 +111,7 @@ impl Pipe {
         self.state == PipeState::Active
     }
 
-    /// Whether the program has something to learn.
+    /// Whether the program needs a report: of moved bytes, or of the end of the pipe.
     pub fn has_update(&self) -> bool {
         !self.is_active() || self.unreported() > 0
     }
@@ -119,7 +121,7 @@ impl Pipe {
         if Some(offset) != self.range.source_offset.checked_add(self.reported) {
             return false;
         }
-        // servers request for 256 KiB at a time, and each look is a system call
+        // servers ask for 256 KiB at a time, and each check is a system call
         let known = (file.as_raw_fd(), marks::files_closed());
         if self.checked_file == Some(known) {
             return true;
@@ -175,7 +177,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Whether the last attempt to connect failed a moment ago.
+    /// Whether the last attempt to connect failed less than one second ago.
     pub fn is_agent_unreachable(&self) -> bool {
         self.retry_at.is_some_and(|t| Instant::now() < t)
     }
@@ -190,7 +192,8 @@ impl Table {
         self.records.get_mut(self.sockets.get(&fd)?)
     }
 
-    /// The pipe of a socket. A pipe of another socket with the same number is ended.
+    /// The pipe of a socket. If the pipe of this descriptor belongs to an earlier socket of the
+    /// same number, resets that pipe.
     pub fn pipe_of(&mut self, fd: RawFd, socket: FileId) -> Option<&mut Pipe> {
         if !self.pipe_at(fd)?.sockets().any(|it| it == (fd, socket)) {
             self.reset(fd);
