@@ -2,8 +2,9 @@
 //! Descriptors whose `splice` calls go straight to the kernel: a connection that is not relayed costs no extra system
 //! call.
 //!
-//! A program that counts down keeps its bypass while it counts on. Any other request is checked again, also when the
-//! number has become another connection's.
+//! A program that counts down asks each time for the rest of a known length. It keeps its bypass as
+//! long as each request is the rest of the one before. The library checks the connection again at
+//! any other request, for example when the descriptor's number now belongs to another connection.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,9 +12,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use vpipe::engine::PerProcess;
 use vpipe::engine::marks::FdSlots;
 
-/// A request of this size means an unknown length.
+/// A request for this many bytes or more means that the program does not know the length.
 pub const UNBOUNDED_BYTES: u64 = 1 << 30;
-/// A bypass for another reason ends after 2^24 bytes: then the connection is checked again.
+/// A bypass of a known length ends after 2^24 bytes (16 MiB); then the library checks the
+/// connection again.
 const RECHECK_SHIFT: u32 = 24;
 
 /// The bypass of a descriptor, in one word.
@@ -66,7 +68,7 @@ fn word(fd: RawFd) -> Option<&'static AtomicU64> {
 }
 
 fn store(fd: RawFd, count: Expected) {
-    // without a system call if it exists
+    // `peek` makes no system call
     let all = EXPECTED.peek().unwrap_or_else(|| EXPECTED.get());
     if let Some(word) = all.get_or_make(fd) {
         word.store(count.word(), Ordering::Relaxed);
@@ -79,19 +81,19 @@ fn load(fd: RawFd) -> Expected {
     })
 }
 
-/// Whether a request of this size bypasses the library.
+/// Whether a request for `count` bytes bypasses the library.
 pub fn is_bypassed(fd: RawFd, count: u64) -> bool {
     load(fd).on_request(count).is_some()
 }
 
-/// Whether the request continues one of [`UNBOUNDED_BYTES`].
+/// Whether the request continues one for [`UNBOUNDED_BYTES`] or more.
 pub fn is_unbounded(fd: RawFd, count: u64) -> bool {
     load(fd)
         .on_request(count)
         .is_some_and(|count| count.unbounded)
 }
 
-/// Counts received bytes of a bypassed descriptor.
+/// Counts `n` bytes that the kernel moved for a bypassed request for `count` bytes.
 pub fn count_bytes(fd: RawFd, count: u64, n: u64) {
     if let Some(count) = load(fd).on_request(count) {
         store(fd, count.after_bytes(n));

@@ -23,13 +23,13 @@ pub unsafe fn copy_file_range(
     flags: c_uint,
 ) -> ssize_t {
     if flags == 0 && count as u64 >= settings().min_bytes {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees it.
         let places = unsafe { (from_at.as_mut(), to_at.as_mut()) };
         if let Some(said) = catch_panic(Some(Err(libc::EIO)), || copy(from, to, places, count)) {
             return said.map_or_else(failed, |n| n as ssize_t);
         }
     }
-    // SAFETY: the caller's word.
+    // SAFETY: the caller guarantees it.
     unsafe { real::copy_file_range(from, from_at, to, to_at, count, flags) }
 }
 

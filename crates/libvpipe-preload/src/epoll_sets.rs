@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Registrations of descriptors in the program's epoll sets, and whether the kernel has them now.
 //!
-//! A closed descriptor stays here. That it is in a set counts only when the kernel removes it from the set.
+//! The entry of a closed descriptor stays here. [`Descriptor::remove_from_sets`] drops each
+//! registration that the kernel does not have any more.
 
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -90,7 +91,7 @@ impl Descriptor {
     }
 
     /// The event that a set reports for a writable socket at each wait; `None` for edge-triggered and one-shot
-    /// registrations, and outside of the set.
+    /// registrations, and for a descriptor that is not in the set.
     pub fn writable_event(&mut self, set: RawFd) -> Option<libc::epoll_event> {
         let at = self.registration(set).filter(|at| at.in_kernel)?;
         let (out, once) = (
@@ -115,8 +116,8 @@ impl Descriptor {
         !self.registrations.is_empty()
     }
 
-    /// Adds the descriptor to the kernel's sets again. With `report_again` sets that have it report again what is
-    /// ready.
+    /// Adds the descriptor to the kernel's sets again. With `report_again`, sets that still have it
+    /// also report again what is ready.
     pub fn add_to_sets(&mut self, fd: RawFd, report_again: bool) {
         for at in &mut self.registrations {
             let done = match at.in_kernel {

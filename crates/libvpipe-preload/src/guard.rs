@@ -28,6 +28,7 @@ pub fn is_nonblocking(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// Whether a call on the descriptor must fail with `EAGAIN`. A blocking call waits here until the connection is back.
+/// `flags` are those of `recv(2)`.
 #[inline]
 pub fn must_fail_with_eagain(fd: c_int, flags: c_int) -> bool {
     marks::any() && look(fd, flags)
@@ -59,7 +60,7 @@ fn look(fd: c_int, flags: c_int) -> bool {
     })
 }
 
-/// Called before the descriptor is closed.
+/// Resets the pipe of a descriptor that the program is about to close, and clears its marks.
 #[inline]
 pub fn before_close(fd: c_int) {
     match marks::of(fd) {
@@ -69,7 +70,7 @@ pub fn before_close(fd: c_int) {
     }
 }
 
-/// Called before all of these are closed.
+/// Calls [`before_close`] for the descriptors `first` to `last`.
 pub fn before_close_range(first: c_uint, last: c_uint) {
     if marks::any() {
         let end = last.min(marks::MAX_DESCRIPTORS - 1);
@@ -99,7 +100,7 @@ fn close_marked(fd: c_int) {
     marks::clear(fd, marks::PIPE | marks::LENT | marks::HEAD);
 }
 
-/// Called before the socket is shut down.
+/// Resets the pipe of a socket that the program is about to shut down.
 #[inline]
 pub fn before_shutdown(fd: c_int) {
     if marks::of(fd) & marks::PIPE != 0 {

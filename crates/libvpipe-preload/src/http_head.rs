@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Parses heads of HTTP responses: which bytes of a file certainly follow.
 //!
-//! A head that is not understood counts as none: then each part is piped by itself.
+//! A head that the parser does not understand counts as none: then the library pipes each part by
+//! itself.
 
 use std::ffi::c_int;
 
@@ -20,7 +21,7 @@ pub enum Body {
     },
     /// A range of a resource.
     Range {
-        /// First byte.
+        /// Offset of its first byte in the resource.
         first: u64,
         /// Length in bytes.
         length: u64,
@@ -55,7 +56,8 @@ fn newline(bytes: &[u8]) -> Option<usize> {
     (!at.is_null()).then(|| at as usize - begin as usize)
 }
 
-/// The first `Content-Length` of a head, without any other check: [`parse`] finds no larger one.
+/// The first `Content-Length` of a head, in bytes, without any other check: [`parse`] finds no
+/// larger one.
 pub fn announced(bytes: &[u8]) -> Option<u64> {
     const NAME: &[u8] = b"content-length:";
     let mut rest = bytes;

@@ -26,7 +26,7 @@ macro_rules! gated {
             if must_fail_with_eagain($fd, $flags) {
                 return fail_with_eagain();
             }
-            // SAFETY: the caller's word.
+            // SAFETY: the caller guarantees it.
             unsafe { real::$name($fd, $($arg),*) }
         }
     )* };
@@ -51,7 +51,7 @@ macro_rules! writing {
             if must_fail_with_eagain($fd, $flags) {
                 return fail_with_eagain();
             }
-            // SAFETY: the caller's word.
+            // SAFETY: the caller guarantees it.
             let done = unsafe { real::$name($fd, $($arg),*) };
             if done > 0 {
                 let (parts, count): (&[iovec], usize) = $parts;
@@ -71,12 +71,12 @@ fn part(bytes: *const c_void, count: size_t) -> [iovec; 1] {
 }
 
 /// # Safety
-/// As of `std::slice::from_raw_parts`.
+/// `parts` is null, or valid for `std::slice::from_raw_parts`.
 unsafe fn parts<'a>(parts: *const iovec, count: usize) -> (&'a [iovec], usize) {
     if count == 0 || parts.is_null() {
         return (&[], 0);
     }
-    // SAFETY: the caller's word.
+    // SAFETY: the caller guarantees it.
     (unsafe { std::slice::from_raw_parts(parts, count) }, count)
 }
 
@@ -92,14 +92,14 @@ writing! {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendfile(to: c_int, from: c_int, at: *mut off_t, count: size_t) -> ssize_t {
-    // SAFETY: the caller's word.
+    // SAFETY: the caller guarantees it.
     unsafe { sendfile::sendfile(to, from, at, count) }
 }
 
 // off_t has 64 bits here
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendfile64(to: c_int, from: c_int, at: *mut off_t, count: size_t) -> ssize_t {
-    // SAFETY: the caller's word.
+    // SAFETY: the caller guarantees it.
     unsafe { sendfile::sendfile(to, from, at, count) }
 }
 
@@ -112,7 +112,7 @@ unsafe extern "C" fn copy_file_range(
     count: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    // SAFETY: the caller's word.
+    // SAFETY: the caller guarantees it.
     unsafe { copy_file_range::copy_file_range(from, from_at, to, to_at, count, flags) }
 }
 
@@ -131,14 +131,14 @@ unsafe extern "C" fn splice(
     {
         return said;
     }
-    // SAFETY: the caller's word.
+    // SAFETY: the caller guarantees it.
     unsafe { real::splice(from, from_at, to, to_at, count, flags) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
     before_close(fd);
-    // SAFETY: the caller's word.
+    // SAFETY: the caller guarantees it.
     unsafe { real::close(fd) }
 }
 
@@ -147,7 +147,7 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
     if flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
         before_close_range(first, last);
     }
-    // SAFETY: the caller's word.
+    // SAFETY: the caller guarantees it.
     unsafe { real::close_range(first, last, flags) }
 }
 
@@ -155,7 +155,7 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
 unsafe extern "C" fn closefrom(first: c_int) {
     let first = c_uint::try_from(first).unwrap_or(0);
     before_close_range(first, c_uint::MAX);
-    // SAFETY: the caller's word.
+    // SAFETY: the caller guarantees it.
     unsafe { real::closefrom(first as c_int) }
 }
 
@@ -170,11 +170,11 @@ unsafe extern "C" fn epoll_wait(
         && let Some(answer) = catch_panic(None, || epoll_shortcut::event_without_wait(set, timeout))
     {
         let Some(event) = answer else { return 0 };
-        // SAFETY: the caller's word: there is room for one at least.
+        // SAFETY: the caller guarantees room for one at least.
         unsafe { *events = event };
         return 1;
     }
-    // SAFETY: the caller's word.
+    // SAFETY: the caller guarantees it.
     unsafe { real::epoll_wait(set, events, most, timeout) }
 }
 
@@ -183,7 +183,7 @@ unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
     if old != new {
         before_close(new);
     }
-    // SAFETY: the caller's word.
+    // SAFETY: the caller guarantees it.
     unsafe { real::dup2(old, new) }
 }
 
@@ -192,14 +192,14 @@ unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     if old != new {
         before_close(new);
     }
-    // SAFETY: the caller's word.
+    // SAFETY: the caller guarantees it.
     unsafe { real::dup3(old, new, flags) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
     before_shutdown(fd);
-    // SAFETY: the caller's word.
+    // SAFETY: the caller guarantees it.
     unsafe { real::shutdown(fd, how) }
 }
 
@@ -210,7 +210,7 @@ unsafe extern "C" fn epoll_ctl(
     fd: c_int,
     event: *mut epoll_event,
 ) -> c_int {
-    // SAFETY: the caller's word; a deletion needs no event.
+    // SAFETY: the caller guarantees it; a deletion needs no event.
     let wanted = match unsafe { event.as_ref() } {
         Some(event) => (event.events, event.u64),
         None => (0, 0),
@@ -227,7 +227,7 @@ unsafe extern "C" fn epoll_ctl(
             Interception::Return(errno) => return failed(errno),
         }
     }
-    // SAFETY: the caller's word.
+    // SAFETY: the caller guarantees it.
     let result = unsafe { real::epoll_ctl(set, what, fd, event) };
     if result == 0 {
         catch_panic((), || record_registration(set, what, fd, wanted, true));
@@ -238,7 +238,7 @@ unsafe extern "C" fn epoll_ctl(
 
 enum Interception {
     None,
-    /// There is news: the kernel gets the call, with the table locked.
+    /// The kernel gets the call while the table stays locked.
     CallKernel(std::sync::MutexGuard<'static, vpipe::engine::Table>),
     /// The call returns this errno without the kernel.
     Return(c_int),

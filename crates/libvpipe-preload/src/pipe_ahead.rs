@@ -12,8 +12,8 @@ use crate::guard::catch_panic;
 use crate::http_head::{BEGIN, Body, MAX_HEAD, announced, parse};
 use crate::real::{errno, set_errno};
 
-/// Checks written bytes for a response head. It compares seven bytes, and of a head it looks for a `Content-Length`
-/// that is worth a pipe.
+/// Checks whether the written bytes are a response head: it compares the first seven bytes, and
+/// looks in a head for a `Content-Length` that is worth a pipe.
 ///
 /// # Safety
 /// `parts` is valid for reading `count` entries, and the kernel has just read `done` bytes of what they name.
@@ -31,10 +31,10 @@ pub unsafe fn note_write(fd: c_int, done: ssize_t, parts: *const iovec, count: u
     // SAFETY: the kernel has read as many of its bytes.
     let bytes = unsafe { std::slice::from_raw_parts(first.iov_base.cast::<u8>(), length) };
     if bytes.starts_with(BEGIN) && may_be_worthwhile(bytes, count > 1) {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees it.
         let parts = unsafe { std::slice::from_raw_parts(parts, count) };
         let before = errno();
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees it.
         catch_panic((), || unsafe { store_head(fd, done, parts) });
         set_errno(before);
     } else {

@@ -65,7 +65,7 @@ macro_rules! next {
             }
             // SAFETY: it is the function of this name, which has this type.
             let next: unsafe extern "C" fn($($kind),*) -> $result = unsafe { std::mem::transmute(at) };
-            // SAFETY: the caller's word.
+            // SAFETY: the caller guarantees it.
             unsafe { next($($arg),*) }
         }
     )* };
@@ -110,7 +110,7 @@ pub unsafe fn closefrom(first: c_int) {
     if !at.is_null() {
         // SAFETY: it is the function of this name, which has this type.
         let next: unsafe extern "C" fn(c_int) = unsafe { std::mem::transmute(at) };
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees it.
         unsafe { next(first) }
     }
 }

@@ -40,7 +40,7 @@ enum Outcome {
 pub unsafe fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     let marked = marks::of(to) & (marks::PIPE | marks::HEAD) != 0;
     if marked || count as u64 >= settings().min_bytes {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees it.
         let place = unsafe { offset.as_mut() };
         match catch_panic(Outcome::Errno(libc::EIO), || answer(to, from, place, count)) {
             Outcome::Sent(n) => return n as ssize_t,
@@ -50,7 +50,7 @@ pub unsafe fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t
     }
     let bytes = |sent: &ssize_t| u64::try_from(*sent).unwrap_or(0);
     threshold::time_sendfile(count as u64, bytes, || {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees it.
         unsafe { real::sendfile(to, from, offset, count) }
     })
 }
@@ -201,8 +201,8 @@ impl Call<'_> {
         }
     }
 
-    /// The program sends other bytes than the pipe: stops the pipe. `ECONNRESET` when more was sent than the program
-    /// knows.
+    /// Stops the pipe of a program that now sends other bytes. Returns `ECONNRESET` unless the pipe
+    /// ends without an error and the program knows of all sent bytes.
     fn leave(
         &self,
         engine: &Engine,

@@ -20,7 +20,7 @@ const MAX_CONNECTIONS: usize = 4096;
 #[derive(Debug, Default)]
 pub(super) struct Source {
     pub(super) fd: RawFd,
-    /// The next request if the program counts down.
+    /// The next request in bytes if the program counts down.
     pub(super) expected: u64,
     /// The first request had an unknown length.
     pub(super) unbounded: bool,
@@ -42,7 +42,7 @@ pub(super) struct Connections {
 }
 
 pub(super) static CONNECTIONS: PerProcess<Mutex<Connections>> = PerProcess::new();
-/// Number of entries, so that programs that splice little pay little.
+/// Number of entries. While it is 0, a small `splice` takes no lock.
 pub(super) static ENTRIES: AtomicUsize = AtomicUsize::new(0);
 /// Number of small calls that were checked.
 pub(super) static SMALL_CALLS: AtomicUsize = AtomicUsize::new(0);
@@ -65,7 +65,7 @@ impl Connections {
         ENTRIES.store(entries, Ordering::Relaxed);
     }
 
-    /// Removes closed connections, which the library does not see. The engine knows of relayed ones.
+    /// Removes closed connections: the library sees only the close of a relayed one.
     pub(super) fn sweep(&mut self) {
         let is_open = |id: &FileId, fd| borrow(fd).is_some_and(|fd| file_id(fd) == Ok(*id));
         self.sources.retain(|id, source| is_open(id, source.fd));

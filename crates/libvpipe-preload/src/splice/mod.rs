@@ -92,8 +92,9 @@ fn look(fd: c_int) -> Option<(FileType, FileId)> {
 }
 
 impl Call {
-    /// A call that is too small for a relay, of connections that the host does not have: only known connections need
-    /// it.
+    /// Answers a call that is too small for a relay, between connections that the host does not
+    /// have. `None` when the kernel must do it, as for all connections that the table does not
+    /// have.
     fn small(&self) -> Option<ssize_t> {
         if ENTRIES.load(Ordering::Relaxed) == 0 {
             return None;
