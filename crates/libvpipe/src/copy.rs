@@ -16,8 +16,9 @@ const BUFFER_BYTES: usize = 128 << 10;
 /// Most bytes of one system call.
 const MAX_CALL_BYTES: usize = 0x7fff_f000;
 
-/// Copies up to `length` bytes, from `offset`, which it advances, or from the descriptor's position. Returns less at
-/// the end of `from`, or at an error after some bytes.
+/// Copies up to `length` bytes, from `offset`, which it advances, or from the descriptor's
+/// position. Returns less at the end of `from`, or at an error after some bytes. Fails with the
+/// kernel's error when no byte was copied.
 pub(crate) fn copy(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,

@@ -153,7 +153,7 @@ fn finish_in(engine: &Engine, id: u64) -> Option<Result<u64, Errno>> {
     }
 }
 
-/// Advances the file positions that the transfer used.
+/// Advances the file positions that the transfer used. Fails with the error of `lseek(2)`.
 pub(crate) fn advance_positions(
     (source, sink): (BorrowedFd<'_>, BorrowedFd<'_>),
     begun: &StartedPipe,
