@@ -35,20 +35,21 @@ pub struct Config {
     pub data: Vec<PathBuf>,
     /// Where the DataNode listens for clients, `HOST:PORT`, or [`NO_DATANODE`].
     pub datanode: String,
-    /// Milliseconds without an event before a block is linked.
+    /// Milliseconds without an event before a block is linked, 100 to 3,600,000.
     pub quiet_ms: u64,
-    /// Milliseconds between linking a block, and mapping and naming it.
+    /// Milliseconds between linking a block, and mapping and naming it, 50 to 60,000.
     pub settle_ms: u64,
-    /// Maximum MiB of deleted or replaced blocks that links hold; above it the agent names no new block.
+    /// Maximum MiB of deleted or replaced blocks that links hold, 1 to 2^30. Above it the agent
+    /// names no new block.
     #[serde(alias = "hold_mib")]
     pub max_held_mib: u64,
-    /// Maximum number of named blocks.
+    /// Maximum number of linked blocks, and so of named ones, 1 to 10,000,000.
     pub blocks: u32,
-    /// Maximum number of blocks named per second.
+    /// Maximum number of blocks named per second, 1 to 100,000.
     pub names_per_s: u32,
-    /// Seconds between comparisons of a named block's extents.
+    /// Seconds between comparisons of a named block's extents, 1 to 2^30.
     pub recheck_s: u64,
-    /// Seconds between scans of all data directories.
+    /// Seconds between scans of all data directories, 1 to 2^30.
     pub rescan_s: u64,
     /// Unix socket that answers `viola-agent status`.
     pub status: PathBuf,
@@ -91,6 +92,9 @@ impl Default for Config {
 
 impl Config {
     /// Reads `file` and `/proc/cmdline`. Without `file` it reads [`DEFAULT_PATH`], which may be missing.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or as [`Config::read`].
     pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
         let line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
         let path = file.unwrap_or(Path::new(DEFAULT_PATH));
@@ -103,6 +107,9 @@ impl Config {
     }
 
     /// Parses the text of a file called `origin` and a kernel command line.
+    ///
+    /// # Errors
+    /// When a key is unknown or has no usable value, or nothing is configured.
     pub fn read(text: &str, origin: &str, line: &str) -> Result<Self, ConfigError> {
         let mut config: Self = toml::from_str(text).map_err(|e| {
             let at = e

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Asks the DataNode whether its blocks may be read without a token, and names no block until it says so.
+//! Asks the DataNode whether clients may read its blocks without a token. The agent names no block
+//! before the DataNode has served one without a token.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -11,14 +12,14 @@ use crate::blocks::access::Probe;
 use crate::blocks::block::Disposition;
 use crate::blocks::{datanode, worker};
 
-/// Between two looks for a new DataNode process.
+/// Time between two checks for a new DataNode process.
 const RESTART_CHECK_INTERVAL: Millis = 1000;
 
 /// What a DataNode process writes into a data directory: inode and modification time of the lock file.
 pub(super) type LockStamp = (u64, i64, i64);
 
 impl Agent {
-    /// Looks for a new DataNode process, and starts a probe when one is due.
+    /// Checks for a new DataNode process, and starts a probe when one is due.
     pub(super) fn check_access(&mut self, now: Millis) {
         if self.next_access_check > now || self.end_by.is_some() {
             return;
@@ -55,8 +56,9 @@ impl Agent {
         truncate_text(self.access.why().to_owned())
     }
 
-    /// Whether another DataNode process has started since the last look. Each writes its lock file into the data
-    /// directories at its start, before it knows its NameNode, and may remove it at its end.
+    /// Whether another DataNode process has started since the last check. Each writes its lock file
+    /// into the data directories at its start, before it knows its NameNode, and may remove it at
+    /// its end.
     fn datanode_restarted(&mut self) -> bool {
         let mut restarted = false;
         for data in &self.config.data {

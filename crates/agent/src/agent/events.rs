@@ -31,6 +31,9 @@ type Mounts = HashMap<FsId, File>;
 
 impl Agent {
     /// Handles all events in the queue.
+    ///
+    /// # Errors
+    /// The kernel's error, when the queue cannot be read.
     pub(super) fn read_events(&mut self) -> std::io::Result<()> {
         let mut mounts = Mounts::new();
         loop {
@@ -345,7 +348,7 @@ impl Agent {
             (Ok(is), Some(was)) if is == was => return,
             (Ok(is), Some(was)) => {
                 let same = is.data.inode == was.data.inode && is.meta.inode == was.meta.inode;
-                // changed in place although it was linked: nothing that is known of it holds
+                // same inodes: the file was changed in place although it was linked
                 (
                     if same { Disposition::Relink } else { replaced },
                     WithdrawReason::Changed,

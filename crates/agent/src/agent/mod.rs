@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The main loop of an agent that serves blocks or pipes: one thread that waits for all events and never for a disk.
 //!
-//! | module | room for |
+//! | module | contents |
 //! |---|---|
 //! | `session`, `host` | the session and the messages of the host |
 //! | `mounts`, [`volume`] | the file systems of the configured directories |
@@ -126,7 +126,7 @@ struct Ready {
     channel: bool,
 }
 
-/// After a wait that did not tell.
+/// All descriptors, for a wait that failed and so found no readable ones.
 const ALL_READY: Ready = Ready {
     events: true,
     outcomes: true,

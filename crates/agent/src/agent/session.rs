@@ -15,7 +15,7 @@ const HOST_SILENCE_TIMEOUT: Millis = 30_000;
 enum State {
     /// A hello is due at `at`.
     Idle { at: Millis },
-    /// A hello was sent.
+    /// A hello was sent. The next one is due at `again`.
     HelloSent { session: u64, again: Millis },
     /// The host has answered the last hello.
     Open {
@@ -23,7 +23,7 @@ enum State {
         epoch: u64,
         last_message: Millis,
     },
-    /// The host speaks another protocol version; it is asked again from time to time.
+    /// The host speaks another protocol version. The next hello is due at `again`.
     VersionMismatch { version: u32, again: Millis },
 }
 

@@ -76,6 +76,9 @@ pub struct Volume {
 
 impl Volume {
     /// Starts the workers of a file system.
+    ///
+    /// # Errors
+    /// The kernel's error, when a thread cannot be started.
     pub fn start(
         fs: FsId,
         mount: Mount,
@@ -123,7 +126,7 @@ impl Volume {
         self.proof = ProofState::Failed(why, now + wait.min(300_000));
     }
 
-    /// For `viola-agent status`.
+    /// The report for `viola-agent status`.
     pub fn report(&self) -> VolumeReport {
         let state = match &self.proof {
             _ if self.retiring => "unmounted; waiting for the host to release it".into(),
@@ -146,6 +149,9 @@ impl Volume {
 
 impl Identity {
     /// The identity of the file system that holds `path`.
+    ///
+    /// # Errors
+    /// The kernel's error.
     pub fn of(path: &std::path::Path) -> std::io::Result<Self> {
         let stat = rustix::fs::statfs(path)?;
         // SAFETY: both are eight bytes of plain integers.

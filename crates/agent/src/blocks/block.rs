@@ -109,7 +109,7 @@ impl<M: PartialEq> Block<M> {
         }
     }
 
-    /// An event may have changed the block: `after` says how much of what is known stays true.
+    /// An event may have changed the block: `after` says what becomes of the block.
     pub fn touched(
         &mut self,
         now: Millis,
@@ -271,7 +271,7 @@ impl<M: PartialEq> Block<M> {
         }
     }
 
-    /// Its extents are to be compared now.
+    /// Makes the comparison of a named block's extents due now.
     pub fn recheck(&mut self, now: Millis) {
         if let State::Named {
             answered: true,

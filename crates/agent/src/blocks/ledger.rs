@@ -53,7 +53,7 @@ pub struct Ledger {
     paused: bool,
 }
 
-/// While the host is absent, due leases are looked at again after this time.
+/// While the host is absent, the ledger checks due leases again after this time.
 const ABSENT_HOST_RECHECK_INTERVAL: Millis = 10_000;
 
 /// Maximum number of names without an answer of the host.
@@ -358,7 +358,8 @@ impl Ledger {
         id
     }
 
-    /// The entry of a lease; `None` outside of a session, in which the host's word does not count.
+    /// The entry of a lease. `None` while no session is open: messages of the host then belong to
+    /// an earlier session.
     pub fn entry_of_lease(&self, lease: Lease) -> Option<EntryId> {
         self.limits?;
         self.by_lease.get(&lease).copied()

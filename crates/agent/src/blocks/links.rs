@@ -46,6 +46,9 @@ impl Links {
     }
 
     /// Creates the directories.
+    ///
+    /// # Errors
+    /// The kernel's error, or when another file has the name of a directory.
     pub fn create_dirs(&self) -> Result<()> {
         for folder in [&self.root, &self.run_dir] {
             match DirBuilder::new().mode(0o700).create(folder) {
@@ -76,6 +79,9 @@ impl Links {
     }
 
     /// Links both files of a block, and checks that they stayed the same meanwhile.
+    ///
+    /// # Errors
+    /// [`LinkError`], when a file is gone, changes or cannot be linked.
     pub fn link(
         &self,
         id: EntryId,
@@ -127,6 +133,9 @@ impl Links {
     }
 
     /// Removes the links of earlier runs. Call it only after the host has ended their sessions.
+    ///
+    /// # Errors
+    /// The kernel's error.
     pub fn remove_earlier(&self) -> Result<()> {
         for folder in self.earlier() {
             fs::remove_dir_all(&folder)?;
@@ -156,6 +165,9 @@ impl Links {
     }
 
     /// Writes a new proof file of [`PROOF_BYTES`] random bytes and syncs it to the disk.
+    ///
+    /// # Errors
+    /// The kernel's error.
     pub fn write_proof(&self) -> Result<(File, Vec<u8>)> {
         let mut content = vec![0; PROOF_BYTES];
         fill_random(&mut content)?;

@@ -3,7 +3,7 @@
 //!
 //! The first six modules decide, without a clock, a file or a channel; the others touch the system.
 //!
-//! | module | room for |
+//! | module | contents |
 //! |---|---|
 //! | [`block`] | the life of one block, a state machine |
 //! | [`ledger`] | all blocks: which are linked and named, within the bounds |

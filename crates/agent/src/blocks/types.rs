@@ -9,7 +9,7 @@ use viola_proto::agent::{BlockKey, FileMap, FsId, Lease, WithdrawReason};
 /// Identifies a ledger entry within this process; never reused.
 pub type EntryId = u64;
 
-/// The directory that holds a finished block.
+/// Where a finished block lies: file system, directory and name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Location {
     /// The file system.

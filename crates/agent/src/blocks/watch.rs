@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! fanotify over whole file systems, with the directory and the name of each event.
+//! fanotify(7) over whole file systems, with the directory and the name of each event.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -87,6 +87,7 @@ pub struct Watch {
 }
 
 const FAN_RENAME: u64 = 0x1000_0000;
+/// `FAN_REPORT_DIR_FID` and `FAN_REPORT_NAME`.
 const REPORT_DFID_NAME: u32 = 0xc00;
 const COMMON_EVENTS: u64 =
     libc::FAN_CREATE | libc::FAN_DELETE | libc::FAN_CLOSE_WRITE | libc::FAN_ONDIR;
@@ -97,6 +98,9 @@ const INFO_HEADER_BYTES: usize = 12;
 
 impl Watch {
     /// Opens a group that watches nothing yet.
+    ///
+    /// # Errors
+    /// The kernel's error: no CAP_SYS_ADMIN, or Linux before 5.9.
     pub fn new() -> Result<Self> {
         let flags =
             libc::FAN_CLASS_NOTIF | libc::FAN_CLOEXEC | libc::FAN_NONBLOCK | REPORT_DFID_NAME;
@@ -115,6 +119,9 @@ impl Watch {
     }
 
     /// Watches the whole file system that holds `path`.
+    ///
+    /// # Errors
+    /// The kernel's error.
     pub fn add(&mut self, path: &Path) -> Result<()> {
         if self.renames {
             match self.mark(path, COMMON_EVENTS | FAN_RENAME) {
@@ -142,6 +149,9 @@ impl Watch {
     }
 
     /// Reads the events in the queue; empty when there are none.
+    ///
+    /// # Errors
+    /// The kernel's error.
     pub fn read(&mut self) -> Result<Vec<Event>> {
         match self.queue.read(&mut self.buffer) {
             Ok(n) => Ok(parse(&self.buffer[..n])),
@@ -161,6 +171,9 @@ impl AsFd for Watch {
 
 impl DirEntry {
     /// Present path of the directory; `mount` is any open directory of the same file system.
+    ///
+    /// # Errors
+    /// The kernel's error; `ESTALE` when the directory is gone.
     pub fn directory(&self, mount: BorrowedFd<'_>) -> Result<PathBuf> {
         let folder = self.handle.open(mount, OFlags::PATH | OFlags::DIRECTORY)?;
         std::fs::read_link(format!("/proc/self/fd/{}", folder.as_raw_fd()))
@@ -203,6 +216,7 @@ fn entries(mut bytes: &[u8]) -> Vec<DirEntry> {
         }
         let (info, rest) = bytes.split_at(length);
         bytes = rest;
+        // FAN_EVENT_INFO_TYPE_DFID_NAME, _DFID, _OLD_DFID_NAME and _NEW_DFID_NAME
         let end = match info[0] {
             2 | 3 => RenameEnd::Here,
             10 => RenameEnd::Old,

@@ -82,6 +82,9 @@ pub struct Workers {
 
 impl Workers {
     /// Starts both threads.
+    ///
+    /// # Errors
+    /// The kernel's error, when a thread cannot be started.
     pub fn start(
         fs: FsId,
         links: &Links,
@@ -141,6 +144,9 @@ impl Workers {
     }
 
     /// Scans the data directories in a thread of its own.
+    ///
+    /// # Errors
+    /// The kernel's error, when the thread cannot be started.
     pub fn scan(&self, data: Vec<PathBuf>) -> std::io::Result<()> {
         let (fs, outcomes) = (self.fs, self.outcomes.clone());
         spawn_thread("viola-scan", move || {

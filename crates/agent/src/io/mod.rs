@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the services of the agent share of the system.
 //!
-//! | module | room for |
+//! | module | contents |
 //! |---|---|
 //! | [`channel`] | the byte stream to the host: virtio-serial, serial line, unix socket |
 //! | [`extents`] | file maps in the form of the protocol |

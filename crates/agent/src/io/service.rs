@@ -32,8 +32,8 @@ impl<R> Published<R> {
 }
 
 impl<R: Clone + Send + 'static> Service<R> {
-    /// Starts a thread that runs `body` with the place for its reports and a descriptor that is readable when the service has to
-    /// stop.
+    /// Starts a thread that runs `body`. `body` gets the place for its reports, and a descriptor
+    /// that is readable when the service has to stop.
     ///
     /// # Errors
     /// When no descriptor or no thread can be made.

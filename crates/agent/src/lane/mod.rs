@@ -8,7 +8,7 @@
 //! ([`viola_proto::lanes::guest`]): the agent activates the paravirtual NIC and releases the VF, and only then the
 //! host unplugs it. Without that message the bond fails over when the VF is gone.
 //!
-//! | module | room for |
+//! | module | contents |
 //! |---|---|
 //! | [`settings`] | `[lane]` in the configuration |
 //! | [`plan`] | which VF to add to the bond, and which port to activate |

@@ -17,9 +17,9 @@ use super::settings::Settings;
 use crate::io::channel::Address;
 use crate::io::service::{Published, Service};
 
-/// Between two looks at the interfaces without an event.
+/// Time between two reads of the interfaces without an event.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
-/// Between two looks while a VF in the bond has no link: some drivers send no event.
+/// The same while a VF in the bond has no link: some drivers send no event.
 const LINK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Between two attempts to make the bond.
 const BOND_RETRY_INTERVAL: Duration = Duration::from_secs(5);
@@ -77,7 +77,7 @@ impl LaneThread {
         report
     }
 
-    /// Makes what changes are due. Returns the time until the next look.
+    /// Makes the changes that are due. Returns the time until the next round.
     fn round(&mut self) -> Duration {
         if self.pair.is_none() && Instant::now() >= self.retry {
             match bond::find_or_make(&self.settings) {

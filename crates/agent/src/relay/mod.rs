@@ -2,7 +2,7 @@
 //! The mount in which a VM without shared memory reads the blocks of other VMs: a FUSE mount whose requests go over a
 //! byte stream to the host. See [`viola_proto::fuse_stream`].
 //!
-//! | module | room for |
+//! | module | contents |
 //! |---|---|
 //! | [`settings`] | `[mount]` in the configuration |
 //! | [`session`] | pending requests, and whether the host answers |

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The requests that the host has not answered, and whether it is there. Without a clock, a file or a descriptor.
+//! The requests that the host has not answered, and whether it is there. This module uses no clock,
+//! no file and no descriptor.
 
 use std::collections::HashMap;
 
@@ -147,7 +148,7 @@ impl Session {
         matches!(self.state, State::Replaying(_))
     }
 
-    /// Sends no probe for some seconds.
+    /// Sends no probe for five seconds.
     pub fn back_off(&mut self, now: Millis) {
         self.next_send = now + HOST_SILENCE_TIMEOUT;
         self.backing_off = true;
