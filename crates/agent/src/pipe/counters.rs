@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use super::reason::Reason;
 use crate::pipe::report::PipeReport;
 
-/// Counts since the start, and of now.
+/// Counts since the start of the agent, and the present numbers of pipes.
 #[derive(Debug, Default)]
 pub struct Counters(Mutex<Counts>);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Bytes that the host moves for this VM's programs between files and connections: see [`viola_proto::pipe`].
 //!
-//! | module | room for |
+//! | module | contents |
 //! |---|---|
 //! | [`settings`] | `[pipe]` in the configuration |
 //! | [`programs`] | the socket at which programs ask |

@@ -25,7 +25,7 @@ pub struct Settings {
     pub users: Vec<User>,
     /// Socket at which programs ask.
     pub socket: PathBuf,
-    /// Maximum number of pipes at a time.
+    /// Maximum number of pipes at a time, 1 to 4096.
     #[serde(alias = "most")]
     pub max_pipes: u32,
 }

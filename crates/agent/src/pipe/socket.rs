@@ -129,7 +129,8 @@ impl Stream {
     /// Extracts the connection if `query` succeeds for its addresses. The socket then neither sends nor receives.
     ///
     /// # Errors
-    /// On an error the socket is as it was.
+    /// The error of `query`, [`Reason::BadSocket`] or [`Reason::QueueTooLong`]. The socket is as it
+    /// was.
     pub fn extract<T>(
         &mut self,
         query: impl FnOnce(Ends) -> Result<T, Reason>,
@@ -180,16 +181,20 @@ impl Stream {
         let _ = disconnect_with_reset(self.socket.as_fd());
     }
 
-    /// Restores a connection that the host returned. On an error the socket has no connection.
+    /// Restores a connection that the host returned.
     ///
     /// When the peer has closed its direction meanwhile, the socket is shut down for reading: a read returns what
     /// is there, then the end of file, and writing still works.
+    ///
+    /// # Errors
+    /// The kernel's error, or when the host returned another connection; the program then has no
+    /// connection.
     pub fn restore(&self, mut connection: Connection) -> io::Result<()> {
         let fd = self.socket.as_fd();
         let extracted = self.extracted.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         let (local, peer) = extracted.ends;
         if (connection.local, connection.peer) != (canonical(local), canonical(peer)) {
-            return Err(io::Error::other("the host gives back another connection"));
+            return Err(io::Error::other("the host returned another connection"));
         }
         (connection.local, connection.peer) = (local, peer);
         let state = from_wire(connection);

@@ -49,7 +49,8 @@ pub enum Completion {
     Mapped(PipeId, Result<FileMap, Reason>),
     /// A sink file is prepared: its extents.
     Prepared(PipeId, Result<FileMap, Reason>),
-    /// A sink file is the program's again; an errno when bytes that the agent has received are not in it.
+    /// A sink file is the program's again. 0, or the errno when bytes that the agent has received
+    /// are not in it.
     Settled(PipeId, i32),
 }
 

@@ -16,8 +16,9 @@ use crate::pipe::forward::{Outcome, forward, store};
 use crate::pipe::life::{Event, Sides};
 use crate::pipe::reason::Reason;
 
-/// Maximum bytes that the agent keeps in memory for one pipe, and for all pipes.
+/// Maximum bytes that the agent keeps in memory for one pipe.
 const MAX_KEPT_BYTES_PER_PIPE: u64 = 8 << 20;
+/// The same for all pipes together.
 const MAX_KEPT_BYTES: u64 = 64 << 20;
 
 impl Pipes {
@@ -87,8 +88,8 @@ impl Pipes {
         };
         let mut is_ready = false;
         if let Some(poll) = &mut pipe.drain {
-            // segments that the host let through before it held the rest may still arrive: two empty
-            // polls are sure
+            // segments that the host let through before it held the rest may still arrive: only two
+            // empty polls in a row end the drain
             let quiet = step.outcome == Outcome::Empty && is_through;
             is_ready = quiet && poll.quiet && step.moved == 0;
             poll.quiet = quiet;

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 /// Time limit for draining.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between two polls: at first, and at most.
+/// Time to the next poll after progress: the last poll moved bytes, or found none to move.
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// Maximum time to the next poll. Without progress each poll doubles the time.
 const MAX_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// When a held connection is polled.

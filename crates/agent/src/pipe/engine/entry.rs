@@ -20,8 +20,9 @@ pub(super) struct Pipe {
     pub(super) program: ProgramId,
     pub(super) source: Source,
     pub(super) sink: Sink,
-    /// Bytes that the program wants, and those that the agent has moved itself.
+    /// Bytes that the program wants to move.
     pub(super) length: u64,
+    /// Bytes of them that the agent has moved itself.
     pub(super) moved: u64,
     /// Addresses of a source that is to be held.
     pub(super) ends: Option<(SocketAddr, SocketAddr)>,
@@ -98,7 +99,7 @@ impl Pipe {
         source.into_iter().chain(sink)
     }
 
-    /// Restores the returned connections; the sides where that failed.
+    /// Restores the returned connections. Returns the sides where that failed.
     pub(super) fn restore(&mut self, counters: &Counters) -> Sides {
         let put = |end: &mut SocketEnd| match end.returned.take() {
             Some(mut connection) => {

@@ -22,7 +22,8 @@ impl Pipes {
         }
     }
 
-    /// Extracts the connections and builds the message. On an error they are back in their sockets.
+    /// Extracts the connections and builds the message; `None` when the pipe may not be handed over
+    /// now. On an error they are back in their sockets.
     pub(super) fn extract(&mut self, id: PipeId) -> Result<Option<PipeRequest>, Reason> {
         let Some(pipe) = self.pipes.get(&id).filter(|p| p.life.can_hand_over()) else {
             return Ok(None);
@@ -40,8 +41,8 @@ impl Pipes {
         };
         let pipe = self.pipes.get_mut(&id).ok_or(Reason::SystemError)?;
         let length = pipe.length - pipe.moved;
-        // what can fail without a trace comes first, and the source last: it must continue when the sink
-        // fails
+        // steps that leave no trace when they fail come first, and the source comes last: it must
+        // continue when the sink fails
         let source_hop = match &pipe.source {
             Source::Socket(end) => {
                 let (local, peer) = end.stream.ends()?;

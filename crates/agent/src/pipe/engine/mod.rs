@@ -2,7 +2,7 @@
 //! The engine of the pipes: it holds the programs' connections and carries out the actions of each pipe's
 //! [`Life`](super::life::Life).
 //!
-//! | module | room for |
+//! | module | contents |
 //! |---|---|
 //! | `entry` | one pipe: its ends, and what the host has returned of them |
 //! | `programs` | packets of the programs |
@@ -91,15 +91,15 @@ pub struct Wakeups {
 
 /// Number of descriptors before those of the programs.
 const FIXED_FDS: usize = 3;
-/// Between two looks for idle leases.
+/// Time between two checks for idle leases.
 const IDLE_LEASE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long the end of the agent waits for files to be settled. The next run settles the others by their notes.
 const SETTLE_TIMEOUT: Duration = Duration::from_millis(700);
 
 impl Pipes {
-    /// Listens for programs and starts the mapper. No pipe starts before the first [`HostState`]. The calling thread must make all
-    /// other calls too: it gets the signals of broken leases.
+    /// Listens for programs and starts the mapper. No pipe starts before the first [`HostState`].
+    /// The calling thread must make all other calls too: it gets the signals of broken leases.
     ///
     /// # Errors
     /// A user of `[pipe]` that does not exist, or the kernel's error.

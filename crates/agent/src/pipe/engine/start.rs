@@ -163,7 +163,7 @@ impl Pipes {
         file: BorrowedFd<'_>,
         request: &Request,
     ) -> Result<Source, Reason> {
-        // before anything that a user-space file system could answer late
+        // this check asks no file system: one in user space could answer late
         let found = FileInfo::of(file)?;
         let device = found.device();
         self.proven(&device, |access| access.read)?;
@@ -207,7 +207,7 @@ impl Pipes {
         }
     }
 
-    /// The file system of a device, if pipes may use it so and the host knows its disk.
+    /// The file system of a device. Fails unless pipes may use it so and the host knows its disk.
     pub(super) fn proven(
         &self,
         device: &str,

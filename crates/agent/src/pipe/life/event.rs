@@ -104,7 +104,8 @@ pub enum Event {
     },
     /// The returned connections were restored, except for these.
     Restored(Sides),
-    /// [`Action::Settle`] is done; an errno when bytes that the agent has moved are not in the file.
+    /// [`Action::Settle`] is done. 0, or the errno when bytes that the agent has moved are not in
+    /// the file.
     Settled(i32),
     /// The session has ended.
     SessionClosed,

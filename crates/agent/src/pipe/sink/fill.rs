@@ -23,7 +23,7 @@ const WRITE_ZEROES: FallocateFlags = FallocateFlags::from_bits_retain(0x80);
 /// Maximum bytes per call of it.
 const MAX_DISK_ZERO_BYTES: u64 = 64 << 20;
 
-/// A range of bytes in a file: first, and behind the last.
+/// A range of bytes in a file: the first byte, and the one after the last.
 pub type ByteRange = (u64, u64);
 
 /// The ranges without written blocks within a range, for a file of `size` bytes with blocks of `block` bytes.
@@ -83,6 +83,9 @@ fn zero_by_disk(file: &File, (from, to): ByteRange, stop: &AtomicBool) -> u64 {
 
 /// Writes zeros into ranges. Whole blocks are made by the disk or written through `direct`, the file opened with
 /// O_DIRECT. In partial blocks only the bytes of the range are written.
+///
+/// # Errors
+/// [`Reason::NoSession`] after a stop, or the [`reason`] for a failed write.
 pub fn write_zeros(
     file: &File,
     direct: &File,

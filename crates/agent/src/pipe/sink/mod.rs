@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A file that the host writes: prepared before, and settled after.
 //!
-//! | module | room for |
+//! | module | contents |
 //! |---|---|
 //! | `fill` | allocated, written blocks for every byte |
 //! | `immutable` | the flag that keeps others from writing, moving or freeing them |

@@ -33,6 +33,9 @@ pub struct Note(PathBuf);
 
 impl Note {
     /// Removes the note: the file is not immutable any more.
+    ///
+    /// # Errors
+    /// The kernel's error.
     pub fn remove(self) -> io::Result<()> {
         std::fs::remove_file(self.0)
     }
@@ -72,7 +75,7 @@ impl Notes {
     /// that it had, since its program was told of no byte. The host must have ended those sessions.
     ///
     /// # Errors
-    /// One sentence about the last failure; the other files are restored all the same.
+    /// One sentence about the last failure; the other files are restored.
     pub fn restore_earlier(&self) -> Result<usize, String> {
         let dir = match self.dir(false) {
             Ok(dir) => dir,

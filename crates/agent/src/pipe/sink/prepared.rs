@@ -36,14 +36,17 @@ pub struct Prepared {
     /// The same file with O_DIRECT.
     direct: File,
     part: ByteRange,
-    /// The file's size before.
+    /// The file's size in bytes before the pipe.
     size: u64,
     note: Option<Note>,
 }
 
 impl Prepared {
-    /// Prepares a range of a program's file. On an error the file is as it was, except for zeros where it had no
-    /// written blocks.
+    /// Prepares a range of a program's file.
+    ///
+    /// # Errors
+    /// The [`Reason`] why the host may not write the file. The file is as it was, except for zeros
+    /// where it had no written blocks.
     pub fn prepare(
         program_file: OwnedFd,
         part: ByteRange,
@@ -143,7 +146,7 @@ impl Prepared {
     /// Returns the file to the program: `bytes` bytes have come in all, of which the agent has the first, `kept`.
     ///
     /// # Errors
-    /// The first error; later steps are done all the same.
+    /// The first error; the later steps are done too.
     pub fn settle(mut self, bytes: u64, kept: &[u8]) -> io::Result<()> {
         self.end(bytes, kept)
     }
