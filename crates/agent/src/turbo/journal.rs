@@ -52,7 +52,7 @@ impl Journal {
         flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
         let left: Contents = match fs::read_to_string(path) {
             Ok(text) => serde_json::from_str(&text).map_err(|e| {
-                let what = format!("{}: {e}; it has the values from before", path.display());
+                let what = format!("{}: {e}; it holds the old settings", path.display());
                 io::Error::new(ErrorKind::InvalidData, what)
             })?,
             Err(e) if e.kind() == ErrorKind::NotFound => Contents::default(),

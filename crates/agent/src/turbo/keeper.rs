@@ -18,8 +18,9 @@ use super::write::apply;
 /// Maximum number of plans per round: one for each way that can be refused, and one to see that all is done.
 const MAX_ROUNDS: usize = 8;
 
-/// After a vCPU has come or gone, changed settings are attributed to the kernel for so long: drivers redistribute
-/// interrupts and queues only after the kernel has reported the vCPU. Longer than the poll interval.
+/// For this long after a vCPU has come or gone, the keeper attributes changed settings to the
+/// kernel: drivers redistribute interrupts and queues only after the kernel has reported the vCPU.
+/// Longer than the poll interval.
 const HOTPLUG_SETTLE_TIME: Duration = Duration::from_secs(15);
 
 /// A setting that is left alone, with the identity of its object.
@@ -146,7 +147,7 @@ impl Keeper {
             .is_some_and(|then| at.saturating_duration_since(then) < HOTPLUG_SETTLE_TIME);
         for all in [&mut self.refused, &mut self.overridden] {
             all.retain(|knob, skipped| match knob {
-                // with other CPUs a refused change may work, and masks are the kernel's
+                // with other CPUs a refused change may work, and the kernel has changed masks
                 _ if by_kernel => false,
                 // a group that was given up does not exist
                 Knob::Group | Knob::GroupCpus | Knob::Partition => true,
@@ -171,7 +172,7 @@ impl Keeper {
                 continue;
             }
             if fresh.contains(&step.knob) {
-                let why = format!("{}: {value} came of {}", step.knob, step.new);
+                let why = format!("{}: {value}, not {}", step.knob, step.new);
                 self.skip(step, why);
                 match value == step.old {
                     true => self.journal.drop(&step.knob),
@@ -269,7 +270,7 @@ impl Keeper {
         match value {
             Some(value) if value != step.new => {
                 apply(&*self.system, &step.knob, &step.old)?;
-                Err(io::Error::other(format!("{value} came of {}", step.new)))
+                Err(io::Error::other(format!("{value}, not {}", step.new)))
             }
             _ => Ok(()),
         }

@@ -2,7 +2,7 @@
 //! The guest's half of a turbo core (vTurbo: paper 002; 000 chapter 3): the kernel's I/O work moves to the vCPU that
 //! the host runs on a turbo core, and applications move off it.
 //!
-//! | module | room for |
+//! | module | contents |
 //! |---|---|
 //! | [`settings`] | `[turbo]` in the configuration |
 //! | [`plan`] | which settings to change, from a [`snapshot`] alone |

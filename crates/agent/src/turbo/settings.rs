@@ -12,15 +12,17 @@ pub const DEFAULT_JOURNAL: &str = "/run/viola/turbo.json";
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
-    /// Number, in this VM, of the vCPU that the host runs on a turbo core.
+    /// Number, in this VM, of the vCPU that the host runs on a turbo core, 0 to 8191.
     pub cpu: u32,
     /// Whether applications move off it.
     pub applications: Applications,
-    /// Bandwidth to this VM in megabits per second; 0: that of the fastest interface, if known.
+    /// Bandwidth to this VM in megabits per second, at most 1,000,000; 0: that of the fastest
+    /// interface, if known.
     pub bandwidth_mbit: u32,
-    /// Longest time that an application waits for its vCPU, in milliseconds; 0: receive buffers stay as they are.
+    /// Longest time that an application waits for its vCPU, in milliseconds, at most 1000; 0:
+    /// receive buffers stay as they are.
     pub delay_ms: u32,
-    /// Buffer size as a multiple of bandwidth times delay.
+    /// Buffer size as a multiple of bandwidth times delay, 1 to 16.
     pub headroom: u32,
     /// Whether sockets without a buffer size of their own get the larger buffer too.
     pub default_buffers: bool,

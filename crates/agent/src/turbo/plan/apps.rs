@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Moves applications off the turbo vCPU: by a cgroup v2 partition that has it alone, else by the cpusets of the
-//! groups below the root, else thread by thread.
+//! Moves applications off the turbo vCPU: by a cgroup v2 partition that has it alone, else by the
+//! cpusets of the groups below the root, else thread by thread. See the kernel's
+//! `Documentation/admin-guide/cgroup-v2.rst`, "Cpuset".
 
 use super::{Goal, Planner, Skips};
 use crate::turbo::cpus::Cpus;

@@ -4,7 +4,7 @@
 use super::Planner;
 use crate::turbo::knob::{Knob, Part};
 
-/// One socket's buffer may be at most this fraction of memory.
+/// One socket's buffer may be at most the VM's memory divided by this number.
 const MAX_MEMORY_SHARE: u64 = 8;
 
 /// Minimum buffer in bytes for `mbit` megabits per second over `delay_ms` milliseconds (000 section 3.2, "I/O buffers

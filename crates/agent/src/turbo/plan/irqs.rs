@@ -17,7 +17,7 @@ pub enum Kind {
     Disk,
     /// Another channel to the host: console, vsock, 9p.
     Channel,
-    /// Not I/O in this sense: timer, keyboard, balloon, sound.
+    /// Another device, whose interrupts stay: timer, keyboard, balloon, sound.
     Other,
 }
 

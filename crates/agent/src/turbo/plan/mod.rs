@@ -30,7 +30,7 @@ pub struct Goal {
     pub turbo: u32,
     /// Whether applications move off it.
     pub applications: Applications,
-    /// Megabits per second; `None`: those of the fastest interface.
+    /// Bandwidth to this VM in megabits per second; `None`: that of the fastest interface.
     pub mbit: Option<u32>,
     /// Longest time in milliseconds that an application waits for its vCPU; 0: buffers stay as they are.
     pub delay_ms: u32,
@@ -71,7 +71,7 @@ pub struct Note {
     pub text: String,
 }
 
-/// See the module.
+/// The changes of one round, and notes on what stays.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Changes in this order; they are undone in the opposite order.
@@ -97,7 +97,7 @@ struct Planner<'a> {
     plan: Plan,
 }
 
-/// See the module.
+/// Plans the changes that bring the guest from `now` to `goal`, except those in `skips`.
 ///
 /// # Errors
 /// One sentence when there can be no turbo vCPU; nothing is to be changed then.

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Sets queues of network interfaces, and the CPU that completes disk requests.
 //!
-//! RPS forwards packets to other CPUs after the interrupt: the plan forwards them only to the turbo vCPU, and only
-//! where the interrupt cannot be moved. RFS would follow programs to other vCPUs, so it is switched off. XPS keeps
-//! one transmit queue for the turbo vCPU alone: otherwise a program that is preempted on a regular core while it
-//! holds a queue's lock delays acknowledgements.
+//! RPS forwards packets to other CPUs after the interrupt: the plan forwards them only to the turbo
+//! vCPU, and only where the interrupt cannot be moved. RFS would follow programs to other vCPUs, so
+//! it is switched off. XPS keeps one transmit queue for the turbo vCPU alone: otherwise a program
+//! that is preempted on a regular core while it holds a queue's lock delays acknowledgements. See
+//! the kernel's `Documentation/networking/scaling.rst`.
 
 use super::Planner;
 use crate::turbo::cpus::Cpus;
