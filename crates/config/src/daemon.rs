@@ -19,7 +19,7 @@ pub struct Daemon {
     pub socket: PathBuf,
     /// Group whose members may use the control socket.
     pub group: String,
-    /// Interval of the control loop, ns.
+    /// Interval of the control loop, 30 ms to 1 s, in ns.
     #[serde(deserialize_with = "duration::<_, { *INTERVAL.start() }, { *INTERVAL.end() }>")]
     pub interval: u64,
     /// Folder of settings that `viola set --keep` keeps.

@@ -84,12 +84,12 @@ impl Default for Lanes {
 }
 
 impl Lanes {
-    /// Interval between two samples of a guest.
+    /// Interval between two samples of a guest, 50 ms to 60 s.
     pub fn sample(&self) -> Duration {
         Duration::from_nanos(self.sample)
     }
 
-    /// Time in which a guest has to release a VF before the daemon takes it.
+    /// Time in which a guest has to release a VF before the daemon takes it, 1 s to 600 s.
     pub fn release_timeout(&self) -> Duration {
         Duration::from_nanos(self.release_timeout)
     }
@@ -211,7 +211,7 @@ pub struct NetnsGuest {
 pub struct VmLane {
     /// Whether it may have a VF.
     pub set: LaneSetting,
-    /// QMP socket for hot-plug; by default the last but one of the VM's three.
+    /// QMP socket for hot-plug; by default the last but one of three or more, else the last one.
     pub qmp: Option<PathBuf>,
     /// PCIe root port to plug into; by default a free one.
     pub port: Option<String>,

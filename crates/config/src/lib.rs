@@ -125,7 +125,7 @@ impl Config {
     /// Reads and parses a file.
     ///
     /// # Errors
-    /// [`ConfigError`].
+    /// When the file cannot be read, or a key or value is wrong.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
             path: path.to_owned(),
@@ -137,7 +137,7 @@ impl Config {
     /// Parses the text of a file; `path` is for messages.
     ///
     /// # Errors
-    /// [`ConfigError::At`].
+    /// [`ConfigError::At`] for the first key or value that is wrong.
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let config: Self = toml::from_str(text).map_err(|e| {
             let at = e.span().map_or(0, |span| span.start);
@@ -189,10 +189,10 @@ impl Config {
         Ok(())
     }
 
-    /// Checks the configuration against the host: cores have to be online, caps must not exceed them.
+    /// Checks the configuration against the host: its cores are online, and no cap exceeds them.
     ///
     /// # Errors
-    /// [`ConfigError::At`].
+    /// [`ConfigError::At`] for the first value that this host cannot have.
     pub fn check_host(&self, online: &CpuSet) -> Result<(), ConfigError> {
         self.located(self.check_cores(online))
     }

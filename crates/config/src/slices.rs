@@ -73,7 +73,7 @@ pub struct Slices {
     pub cores: CpuSet,
     /// Algorithm of the slot mechanism.
     pub mode: Mode,
-    /// Slice of a batch VM, ns; `None` for the mode's default.
+    /// Slice of a batch VM, 100 us to 100 ms, in ns; `None` for the mode's default.
     #[serde(
         deserialize_with = "some_duration::<_, { *BATCH_SLICE.start() }, { *BATCH_SLICE.end() }>"
     )]

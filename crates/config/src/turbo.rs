@@ -20,14 +20,14 @@ pub struct Turbo {
     /// Turbo cores; empty when turbo is off.
     #[serde(deserialize_with = "cores")]
     pub cores: CpuSet,
-    /// Slot of a turbo vCPU, ns.
+    /// Slot of a turbo vCPU, 50 us to 1 ms, in ns.
     #[serde(deserialize_with = "duration::<_, MIN_SLOT, MAX_SLOT>")]
     pub slot: u64,
-    /// Thousandths of any 10 ms of a turbo core that VMs' real-time threads may use, where the host runs on it too; `None`
-    /// for a turbo core of its own.
+    /// Thousandths of any 10 ms of a turbo core, 50 to 900, that VMs' real-time threads may use
+    /// where the host runs on that core as well; `None` where only VMs run on turbo cores.
     #[serde(deserialize_with = "budget")]
     pub budget: Option<u32>,
-    /// Thousandths of a VM's share that are kept for its regular vCPUs while they wait.
+    /// Thousandths of a VM's share, 0 to 900, that its regular vCPUs keep while they wait.
     #[serde(deserialize_with = "reserve")]
     pub reserve: u32,
 }
@@ -72,7 +72,7 @@ impl Turbo {
     }
 }
 
-/// Parses percent of a core, 5 to 90.
+/// Parses percent of a core, 5 to 90, into thousandths.
 fn budget<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u32>, D::Error> {
     let wanted = "a share in quotes, for example \"50%\"";
     parsed(d, wanted, |t| {
@@ -83,7 +83,7 @@ fn budget<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u32>, D::Error> {
     })
 }
 
-/// Parses percent of a VM's share, 1 to 90, or `none`.
+/// Parses percent of a VM's share, 1 to 90, or `none`, into thousandths.
 fn reserve<'de, D: Deserializer<'de>>(d: D) -> Result<u32, D::Error> {
     let wanted = "a part of a VM's share in quotes, for example \"30%\"";
     parsed(d, wanted, |t| {

@@ -17,7 +17,7 @@ pub struct VmConfig {
     pub name: String,
     /// Class.
     pub class: Option<ClassSetting>,
-    /// Microslice, ns.
+    /// Microslice, 50 us to 30 ms, in ns.
     #[serde(
         default,
         deserialize_with = "some_duration::<_, { *MICROSLICE.start() }, { *MICROSLICE.end() }>"

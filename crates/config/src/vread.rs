@@ -21,17 +21,18 @@ pub use peers::Peer;
 pub const DEFAULT_KEY: &str = "/etc/viola/host.key";
 /// Default path of this host's certificate.
 pub const DEFAULT_CERTIFICATE: &str = "/etc/viola/host.crt";
-/// Entries that `allow` may have.
+/// Most entries of `allow`.
 const MAX_ALLOW_ENTRIES: usize = 1024;
 
 /// An entry of `allow`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Allow {
-    /// Name or identity of a reading VM of this host. With `host` a pattern of names of readers there, `None` for all.
+    /// Name or identity of a reading VM of this host. With `host`, a pattern of names of readers on
+    /// that host; `None` for all.
     #[serde(default, deserialize_with = "some_name")]
     pub reader: Option<String>,
-    /// Name of the other host in `[[vread.peer]]`, for readers there; `None` for a reader of this host.
+    /// Name of the readers' host in `[[vread.peer]]`; `None` for a reader of this host.
     #[serde(default, deserialize_with = "some_name")]
     pub host: Option<String>,
     /// Pattern of names or identities of DataNode VMs of this host.

@@ -11,9 +11,9 @@ use crate::Conflict;
 use crate::value::parsed;
 use viola_cli::quantities::quoted;
 
-/// Entries of `[[vread.peer]]`.
+/// Most entries of `[[vread.peer]]`.
 const MAX_PEERS: usize = 256;
-/// Length of a host's name.
+/// Longest name of a host, bytes.
 const MAX_NAME_BYTES: usize = 64;
 /// Hexadecimal digits of a SHA-256 fingerprint.
 const FINGERPRINT_DIGITS: usize = 64;
@@ -31,7 +31,7 @@ pub struct Peer {
     /// Its address, `HOST:PORT`; `None` when this host never connects to it.
     #[serde(default, deserialize_with = "address")]
     pub address: Option<String>,
-    /// Patterns of the DataNode VMs whose blocks it is asked for.
+    /// Patterns of the DataNode VMs whose blocks this host asks it for.
     #[serde(default = "all", deserialize_with = "datanodes")]
     pub datanodes: Vec<String>,
 }
@@ -200,8 +200,8 @@ impl super::Vread {
     }
 }
 
-/// The patterns of `some` narrowed by `pattern`: of two patterns of which one matches the other's text, the narrower one.
-/// Patterns that only overlap give nothing, which denies access.
+/// Narrows each pattern of `some` by `pattern`: where one of the two matches the text of the other,
+/// the narrower one stays. Where they only overlap, neither stays, so access is denied.
 fn narrow(some: &[String], pattern: &str) -> Vec<String> {
     let mut narrowed: Vec<String> = Vec::new();
     for other in some {
