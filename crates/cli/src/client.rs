@@ -81,7 +81,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Nothing is opened before the first request.
+    /// A client for the daemon on this socket. Each request opens its own connection.
     pub fn new(socket: &Path) -> Self {
         Self {
             socket: socket.to_owned(),

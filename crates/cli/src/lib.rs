@@ -11,7 +11,7 @@
 //! | `toml_text` | errors of TOML files, with line and key |
 //! | `date` | times of day in UTC |
 //! | `client` | requests to the daemon's control socket |
-//! | `interrupt` | SIGINT and SIGTERM end a long run between two steps |
+//! | `interrupt` | SIGINT, SIGTERM and SIGHUP end a long run between two steps |
 
 pub mod client;
 pub mod date;

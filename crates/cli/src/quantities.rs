@@ -40,7 +40,8 @@ pub fn quoted(text: &str) -> String {
     format!("{short:?}")
 }
 
-/// Splits a number, its count of decimals (at most nine) and what follows it.
+/// Splits a text into its number without the point, the count of decimals (at most nine), and the
+/// unit: `1.5 ms` is 15, 1, `ms`.
 fn split_number(text: &str) -> Option<(u128, u32, &str)> {
     let end = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
@@ -59,7 +60,8 @@ fn split_number(text: &str) -> Option<(u128, u32, &str)> {
 /// Parses a duration with its unit, such as `300us`, `0.3ms` or `1 s`; in nanoseconds.
 ///
 /// # Errors
-/// [`BadQuantity`] without a number, without a unit, or with another unit than us, ms and s.
+/// [`BadQuantity`] for a text without a number or without the unit us, ms or s, for a negative
+/// duration, and for one of more than 2^64 ns (584 years).
 pub fn duration(text: &str) -> Result<u64, BadQuantity> {
     let text = text.trim();
     let shown = quoted(text);

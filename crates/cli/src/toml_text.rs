@@ -9,8 +9,8 @@ pub fn line_of(text: &str, at: usize) -> usize {
     1 + text.bytes().take(at).filter(|&b| b == b'\n').count()
 }
 
-/// Number of the line of a value, from 1. The path has keys and positions in lists, such as `vm.2.cap`; where a part of
-/// it is absent, the line is that of what is there.
+/// Number of the line of a value, from 1. The path has keys and positions in lists, such as
+/// `vm.2.cap`. Where the text lacks a part of the path, the line is that of the part before it.
 pub fn line_of_value(text: &str, path: &str) -> usize {
     let Ok(table) = DeTable::parse(text) else {
         return 1;
@@ -30,7 +30,7 @@ pub fn line_of_value(text: &str, path: &str) -> usize {
     line_of(text, at)
 }
 
-/// Makes one line of the parser's message about byte `at`, with the key in front whose value is there.
+/// Makes one line of the parser's message about byte `at`, after the key whose value is there.
 pub fn explain(message: &str, text: &str, at: usize) -> String {
     let message = message.trim().replace('\n', ", ").replace('`', "");
     for (parser, ours) in [

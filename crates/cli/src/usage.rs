@@ -24,7 +24,7 @@ macro_rules! after_help {
 /// Reads the command line of a program.
 ///
 /// # Errors
-/// Help or version was asked for, or the usage is wrong.
+/// When the command line asks for help or the version, or is wrong.
 pub fn parse<A: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<A, Refusal> {
     A::try_parse_from(args).map_err(|e| {
         use clap::error::ErrorKind::{
@@ -53,7 +53,7 @@ pub fn at_least_one(text: &str) -> Result<usize, String> {
 /// Why a command line was not read.
 #[derive(Debug)]
 pub enum Refusal {
-    /// Help or version was asked for, or nothing at all.
+    /// The command line asks for help or the version, or names no command.
     Help(clap::Error),
     /// Wrong usage, in one sentence.
     Usage(String),
