@@ -23,7 +23,7 @@ pub fn watch() -> Outcome {
         };
         if done != 0 {
             return Err(Failure::run(format!(
-                "catching signals: {}",
+                "cannot catch signals: {}",
                 std::io::Error::last_os_error()
             )));
         }

@@ -91,7 +91,7 @@ pub fn duration(text: &str) -> Result<u64, BadQuantity> {
         }
     };
     let ns = value * u128::from(unit) / 10u128.pow(decimals);
-    u64::try_from(ns).or_else(|_| bad(format!("{shown} is longer than anything viola measures")))
+    u64::try_from(ns).or_else(|_| bad(format!("{shown} is out of range; it is over 500 years")))
 }
 
 /// Parses a duration that has to be in a range, ns.
@@ -163,7 +163,9 @@ pub fn cap(text: &str) -> Result<Option<u32>, BadQuantity> {
     match u32::try_from(permille) {
         Ok(p) if p >= 10 => Ok(Some(p)),
         Ok(_) => bad(format!("{shown} is out of range; a cap is at least 1%")),
-        Err(_) => bad(format!("{shown} is more than any host has")),
+        Err(_) => bad(format!(
+            "{shown} is out of range; no host has as many cores"
+        )),
     }
 }
 
