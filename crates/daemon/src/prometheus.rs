@@ -8,13 +8,13 @@ use std::fmt::Write;
 pub enum Kind {
     /// Grows until a restart; its name ends with `_total`.
     Counter,
-    /// The value of now.
+    /// The present value.
     Gauge,
     /// Counts of values up to some bounds, their sum and their number.
     Histogram,
 }
 
-/// Reads a metric's value of an item.
+/// Returns the value of a metric for an item.
 pub type ValueOf<T> = fn(&T) -> f64;
 
 /// A metric of a table: name, type, help, and a function from an item to its value.

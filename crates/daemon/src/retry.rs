@@ -9,11 +9,11 @@ const RETRY_DELAYS: [Duration; 3] = [
     Duration::from_secs(5),
     Duration::from_secs(30),
 ];
-/// This many failures...
+/// This many failures within [`FAILURE_WINDOW`] switch it off.
 const MAX_FAILURES: usize = 3;
-/// ...within this time switch it off.
+/// Time in which [`MAX_FAILURES`] are counted.
 const FAILURE_WINDOW: Duration = Duration::from_secs(60);
-/// A failure counts for the delay for this time.
+/// A failure makes the delays of later failures longer for this time.
 const FAILURE_MEMORY: Duration = Duration::from_secs(300);
 
 /// Failures of one thing, and when it is tried again.
@@ -36,7 +36,7 @@ pub enum NextTry {
 }
 
 impl NextTry {
-    /// When a new worker starts; `never` says what that means if none does.
+    /// The end of a log line: when a new worker starts, or `never` when none does.
     pub fn worker_text(self, never: &str) -> String {
         match self {
             Self::After(delay) => format!("a new one starts in {} s", delay.as_secs()),
@@ -46,7 +46,7 @@ impl NextTry {
 }
 
 impl Retry {
-    /// Takes a failure.
+    /// Records a failure. Returns when to try again.
     pub fn failed(&mut self, now: Instant, why: String) -> NextTry {
         self.recent
             .retain(|t| now.saturating_duration_since(*t) < FAILURE_MEMORY);
@@ -68,7 +68,7 @@ impl Retry {
         NextTry::After(delay)
     }
 
-    /// Whether it may not be tried now.
+    /// Whether the next attempt has to wait: it is switched off, or its delay is not over.
     pub fn must_wait(&self, now: Instant) -> bool {
         self.off || self.retry_at.is_some_and(|t| now < t)
     }
@@ -78,7 +78,7 @@ impl Retry {
         self.retry_at.is_some()
     }
 
-    /// It works.
+    /// Records that the attempt succeeded.
     pub fn succeeded(&mut self) {
         self.retry_at = None;
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Routes requests, and serves connections on a thread of its own. GET requests are answered from the view that the control loop
-//! published last. Changes go to the control loop through a bounded queue, so a client cannot delay the loop.
+//! Routes requests, and serves connections on a thread of its own. The server answers GET requests
+//! from the view that the control loop published last. Changes go to the control loop through a
+//! bounded queue, so a client cannot delay the loop.
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
@@ -49,7 +50,7 @@ const MAX_CONNECTIONS: usize = 64;
 /// A connection with a request keeps its place for this time, which is longer than [`LOOP_REPLY_TIMEOUT`].
 const MIN_CONNECTION_TIME: Duration = Duration::from_secs(10);
 
-/// The user who sent a request, by SO_PEERCRED.
+/// The uid of the user who sent a request, by SO_PEERCRED; `None` when it is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer(pub Option<u32>);
 
@@ -96,7 +97,7 @@ pub enum Request {
     },
     /// Put everything back until a start, or start again.
     Pause {
-        /// Stop, or start.
+        /// `true` to put everything back, `false` to start again.
         stop: bool,
         /// The client.
         peer: Peer,

@@ -19,7 +19,7 @@ use viola_cli::log::{self, Level};
 /// Binds the control socket with mode 0660 for root and a group, or 0600 when there is no such group.
 ///
 /// # Errors
-/// When another daemon listens there, the path is no socket, or the kernel refuses.
+/// When another daemon listens there, the path is not a socket, or the kernel refuses.
 pub fn bind(socket: &Path, group: &str) -> Outcome<UnixListener> {
     let fail = |e: io::Error| Failure::run(format!("control socket {}: {e}", socket.display()));
     match std::fs::symlink_metadata(socket) {
@@ -37,7 +37,7 @@ pub fn bind(socket: &Path, group: &str) -> Outcome<UnixListener> {
                 socket.display()
             )));
         }
-        // A daemon that is gone has left it.
+        // An earlier daemon left it.
         Ok(_) => std::fs::remove_file(socket).map_err(fail)?,
     }
     // No other user may connect before owner and mode are set.

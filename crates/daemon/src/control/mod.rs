@@ -61,6 +61,10 @@ pub struct Control {
 
 impl Control {
     /// Loads the accounting program and starts the threads. The first tick scans the host.
+    ///
+    /// # Errors
+    /// When the mounts or the network namespace of this process cannot be read, or a thread cannot
+    /// start.
     pub fn new(config: Config, facts: HostFacts, dry_run: bool) -> Outcome<Self> {
         let mut inventory = Inventory::new().map_err(|e| Failure::run(e.one_line()))?;
         inventory

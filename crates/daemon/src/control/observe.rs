@@ -17,9 +17,11 @@ use viola_cli::log::{self, Level};
 
 /// Facts about the host are read again after this time: an operator may have changed a sysctl.
 const FACTS_INTERVAL: Duration = Duration::from_secs(30);
-/// Scans of the host take at most 1/500 of the time...
+/// The daemon spends at most 1/500 of the time on scans of the host, unless [`MAX_SCAN_INTERVAL`]
+/// requires more.
 const SCAN_TIME_DIVISOR: u32 = 500;
-/// ...but follow each other within this time. The daemon sees the end of a VM at once, and the accounting program sees new threads.
+/// Longest time between two scans. Between them the daemon sees the end of a VM at once, and the
+/// accounting program sees new threads.
 const MAX_SCAN_INTERVAL: Duration = Duration::from_secs(3);
 /// The same while all VMs belong to libvirt, whose events announce new ones.
 const MAX_SCAN_INTERVAL_WITH_EVENTS: Duration = Duration::from_secs(10);
@@ -126,8 +128,9 @@ impl Control {
         }
     }
 
-    /// Makes a reader's worker a service thread of its VM: it ranks with the VM, and the VM pays for its CPU time. A worker that
-    /// the kernel would refuse a real-time priority stays outside.
+    /// Makes a reader's worker a service thread of its VM: it ranks with the VM, and the VM pays
+    /// for its CPU time. A worker stays outside where the kernel would refuse it a real-time
+    /// priority.
     fn lend_workers(&mut self) {
         let Some(workers) = &self.workers else {
             return;
@@ -148,7 +151,8 @@ impl Control {
     }
 }
 
-/// CPU time of the control loop so far, by which the cost of a scan is measured: on a loaded host, wall time would make scans rarer.
+/// CPU time of the control loop so far. It measures the cost of a scan, because wall time would
+/// make scans rarer on a loaded host.
 fn thread_cpu_time() -> Duration {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(t.tv_sec.unsigned_abs(), t.tv_nsec.unsigned_abs() as u32)

@@ -23,7 +23,7 @@ pub struct Layout<'a> {
     pub no_turbo: BTreeMap<usize, String>,
     /// (VM, vCPU) to core.
     pub placed: BTreeMap<(usize, usize), u32>,
-    /// Managed cores, and why each of them is.
+    /// Managed cores, each with the reason.
     pub managed: BTreeMap<u32, String>,
     /// Cores that should be managed and cannot, and why.
     pub unmanageable: BTreeMap<u32, String>,

@@ -30,11 +30,12 @@ pub struct PlanConfig<'a> {
 /// What holds for turbo cores.
 #[derive(Debug, Clone, Copy)]
 pub struct TurboConfig<'a> {
-    /// The turbo cores of now, maybe none.
+    /// The present turbo cores; may be empty.
     pub cores: &'a CpuSet,
     /// Slice of a turbo vCPU, ns.
     pub slot: Nanos,
-    /// Time of each 10 ms that real-time threads may take at most, thousandths; set where the host works on these cores as well.
+    /// Thousandths of any 10 ms that real-time threads may use; set where the host runs on these
+    /// cores as well.
     pub budget_permille: Option<u32>,
     /// Part of a VM's share that its regular vCPUs keep while they wait, thousandths.
     pub reserve_permille: u32,
@@ -61,7 +62,7 @@ pub struct Candidate<'a> {
     pub cap_permille: Option<u32>,
     /// Whether viola has to enforce that cap, since the kernel does not.
     pub capped_by_viola: bool,
-    /// Quota of each vCPU, thousandths of one core.
+    /// Quota of each vCPU in the control group, thousandths of one core.
     pub vcpu_quota: Option<u32>,
     /// CPUs that its threads may run on without viola's pins; at least those of all service threads.
     pub allowed: BTreeMap<Tid, CpuSet>,

@@ -33,7 +33,7 @@ impl Obstacle {
         }
     }
 
-    /// Both in one sentence.
+    /// Why, and what to change, in one sentence.
     pub fn sentence(&self) -> String {
         match &self.change {
             Some(change) => format!("{}: {change}", self.why),

@@ -12,7 +12,7 @@ use rustix::process::umask;
 /// Creates a directory and its parents, unless they exist.
 ///
 /// # Errors
-/// The kernel's.
+/// When the kernel refuses.
 pub fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true).mode(mode).create(path)
@@ -21,7 +21,7 @@ pub fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
 /// Binds a unix socket that only this user can connect to: the umask keeps others out from the first moment.
 ///
 /// # Errors
-/// The kernel's.
+/// When the kernel refuses.
 pub fn bind_private(path: &Path) -> io::Result<UnixListener> {
     let before = umask(Mode::from_raw_mode(0o177));
     let listener = UnixListener::bind(path);

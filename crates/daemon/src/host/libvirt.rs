@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Events of libvirt. While libvirt's daemon runs, a thread reads them from a process of their own (`viola internal libvirt`), so
-//! that the daemon does not load libvirt's library. The daemon finds VMs in /proc in any case; libvirt reports at once when one starts,
-//! and knows the state of VMs whose monitor socket it uses itself.
+//! Events of libvirt. While libvirt's daemon runs, a thread reads them from a helper process
+//! (`viola internal libvirt`), so that the daemon does not load libvirt's library. The daemon also
+//! finds VMs in /proc; libvirt reports at once when one starts, and knows the state of VMs whose
+//! monitor socket it uses itself.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -27,10 +28,10 @@ const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
 const NO_LIBRARY_RETRY_DELAY: Duration = Duration::from_secs(300);
 /// Delay before a connection to a daemon that closed the last one: longer than systemd lets a service stop (90 s, `TimeoutStopSec`).
 const CLOSED_RETRY_DELAY: Duration = Duration::from_secs(120);
-/// Longest line of the process: a list of thousands of domains.
+/// Longest line of the helper process: a list of thousands of domains.
 const MAX_LINE_BYTES: u64 = 1 << 20;
 
-/// How the process is started, and where the pid files of libvirt's daemons are.
+/// How the thread starts its helper process, and where the pid files of libvirt's daemons are.
 #[derive(Debug, Clone)]
 pub struct Launch {
     /// Program and its arguments.
@@ -51,7 +52,7 @@ impl Default for Launch {
     }
 }
 
-/// What the process reported.
+/// What the helper process reported.
 #[derive(Debug, Default)]
 struct Connection {
     connected: bool,
@@ -70,7 +71,7 @@ struct Inner {
     child: Mutex<Option<Child>>,
 }
 
-/// The thread.
+/// The thread that follows libvirt. Drop ends it and its helper process.
 #[derive(Debug)]
 pub struct Libvirt {
     inner: Arc<Inner>,

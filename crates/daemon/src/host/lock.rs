@@ -24,9 +24,9 @@ pub enum LockError {
     /// The file cannot be created or locked.
     #[error("{}: {source}", path.display())]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The kernel's error.
         source: io::Error,
     },
 }

@@ -14,7 +14,8 @@ pub fn is_alive(pid: Tid, start_time: u64) -> bool {
     matches!(proc::stat(pid), Ok(Some(s)) if s.start_time == start_time && !s.is_dead())
 }
 
-/// Kills a process and waits until it is gone; `false` when it was gone before, or the number belongs to another process now.
+/// Kills a process and waits until it is gone, at most 2 s; `false` when it was gone before, or the
+/// number belongs to another process now.
 pub fn kill(pid: Tid, start_time: u64) -> bool {
     let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
         return false;

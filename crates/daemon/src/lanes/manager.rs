@@ -60,7 +60,7 @@ pub struct Manager {
     due: Instant,
     /// Lines that were logged.
     pub(super) logged: BTreeSet<String>,
-    /// Guests that got a VF since the last check: when, at which NIC, and their address.
+    /// Guests that got a VF since the last check: when, the NIC's switch, and their MAC address.
     pub(super) granted: Vec<(Instant, PfEswitch, Mac)>,
     /// VFs of NICs outside the configuration that the daemon tried to take back.
     pub(super) others: BTreeSet<(String, u32)>,

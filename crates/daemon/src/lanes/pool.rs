@@ -32,7 +32,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Reads nothing before [`Pool::check`].
+    /// A pool without VFs. The first [`Pool::check`] reads the NIC.
     pub fn new(config: config::Pool) -> Self {
         Self {
             config,
@@ -83,7 +83,7 @@ impl Pool {
         }
     }
 
-    /// VLAN and rate limit of a granted VF.
+    /// VLAN and rate limit (Mbit/s, 0 for none) of a granted VF.
     pub fn terms(&self) -> VfSettings {
         let mbit = sizing::rate(self.capacity()) / 1_000_000;
         VfSettings {
@@ -166,8 +166,8 @@ impl Pool {
             .map_err(|e| e.to_string())
     }
 
-    /// Tells the NIC's switch that guests without a VF are behind the PF, where the PF is the uplink of the bridge: only then they get
-    /// what VFs send to them.
+    /// Tells the NIC's switch that guests without a VF are behind the PF, where the PF is the
+    /// uplink of the bridge. Without that, packets from VFs do not reach these guests.
     ///
     /// # Errors
     /// When the kernel refuses an address.
@@ -183,7 +183,8 @@ impl Pool {
         Ok(())
     }
 
-    /// After the loss of its VF, a guest is behind the PF again, where the PF is the uplink of the bridge.
+    /// Takes the address of a guest that lost its VF off that VF. Where the PF is the uplink of the
+    /// bridge, the NIC's switch then sends the guest's packets to the PF.
     pub fn release(&self, vf: u32, mac: Mac) {
         // Both may fail, since the NIC may be gone, too.
         let _ = self.card().withdraw(vf, mac);

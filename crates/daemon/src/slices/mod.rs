@@ -47,7 +47,7 @@ pub struct Slices {
     allowed: BTreeMap<VmId, BTreeMap<Tid, CpuSet>>,
     /// VMs that cannot be managed, and why.
     blocked: BTreeMap<VmId, String>,
-    /// VMs that the kernel refused: left alone until then, and why.
+    /// VMs that the kernel refused: until when the daemon leaves each alone, and why.
     refused: BTreeMap<VmId, (Instant, String)>,
     /// The last plan.
     draft: Draft,
@@ -117,7 +117,10 @@ impl Slices {
         self.refused.clear();
     }
 
-    /// Gives all threads back what they had.
+    /// Stops the mechanism and gives all threads back what they had.
+    ///
+    /// # Errors
+    /// When a thread or file cannot be restored.
     pub fn stop(&mut self) -> Result<(), SchedError> {
         self.engine.stop()
     }

@@ -25,7 +25,7 @@ use reconcile::Supervisor;
 use viola_cli::error::Outcome;
 use viola_config::Config;
 
-/// All blocks are withdrawn within this time.
+/// `viola stop --all` waits this long until all blocks are withdrawn.
 const STOP_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// The thread that supervises the workers. Workers go on when it ends.

@@ -30,7 +30,7 @@ const STEP_INTERVAL: Duration = Duration::from_millis(50);
 const IDLE_INTERVAL: Duration = Duration::from_secs(2);
 /// Counts of workers are read this often.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// A reader that has read a withdrawn block for longer hangs, ms.
+/// A reader that has been reading a withdrawn block for longer counts as hung, ms.
 const MAX_HELD_MS: u64 = 10_000;
 
 /// State of all workers.

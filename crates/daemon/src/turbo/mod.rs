@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Turbo cores (vTurbo): the vCPU of a VM that takes its interrupts runs on a core of its own kind, where slices are 0.1 ms.
+//! Turbo cores (vTurbo): the vCPU of a VM that takes its interrupts runs on a turbo core, where
+//! slices are 0.1 ms.
 //!
 //! | file | role |
 //! |---|---|
@@ -31,7 +32,7 @@ pub struct Turbo {
 
 impl Turbo {
     /// Takes what each VM spent in a window; `true` when another number of turbo cores or another VM with a turbo vCPU follows.
-    /// While nothing `can_act`, VMs of class auto get none.
+    /// Without `can_act`, VMs of class auto get no turbo vCPU.
     pub fn decide(&mut self, window: &Snapshot, inputs: &Inputs, can_act: bool) -> bool {
         let mut has_changed = self.count_cores(window, inputs);
         let turbo = &inputs.config.turbo;
@@ -77,7 +78,7 @@ impl Turbo {
         changed.is_some()
     }
 
-    /// Regular and turbo cores of now.
+    /// The present regular and turbo cores.
     pub fn pools(&self, regular: &CpuSet, turbo: &TurboSection, online: &CpuSet) -> Pools {
         self.cores.pools(regular, turbo, online)
     }

@@ -30,7 +30,7 @@ pub struct Overrides {
     /// Microslice, ns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub microslice_ns: Option<u64>,
-    /// Weight.
+    /// Weight, 1..=65535.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
     /// Cap.
@@ -88,7 +88,7 @@ pub struct Setting<T> {
 /// What holds for a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Controls {
-    /// The class that was set, maybe auto.
+    /// The class that was set; may be auto.
     pub class: Setting<ClassSetting>,
     /// Microslice, ns.
     pub microslice: Setting<u64>,

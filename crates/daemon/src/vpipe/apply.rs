@@ -29,7 +29,8 @@ pub struct SendNetwork {
 }
 
 impl SendNetwork {
-    /// Makes it beside the interface that the VM's packets pass, in the network namespace of the VM's process.
+    /// Makes the network beside the interface that the VM's packets pass, in the network namespace
+    /// of the VM's process.
     ///
     /// # Errors
     /// What failed, in a sentence.
@@ -136,6 +137,9 @@ fn port(vm: &Vm, config: &VmPipe) -> Result<(String, u32, u32), String> {
 }
 
 /// Sets the nice value of all threads of a process.
+///
+/// # Errors
+/// When its threads cannot be listed, or the kernel refuses the value.
 pub fn set_nice(pid: u32, nice: i32) -> std::io::Result<()> {
     for entry in std::fs::read_dir(format!("/proc/{pid}/task"))? {
         let name = entry?.file_name();

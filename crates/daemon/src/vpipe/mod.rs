@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! vpipe: the host sends a file of a VM to a socket, and the data does not pass through the VM. The agent's worker of the VM
-//! ([`crate::supervisor`]) does the work; this folder prepares what needs the daemon's privileges.
+//! vpipe (vPipe): the host sends a file of a VM to a socket, and the data bypasses the VM. The
+//! agent's worker of the VM ([`crate::supervisor`]) does the work; this folder prepares what needs
+//! the daemon's privileges.
 //!
 //! | file | role |
 //! |---|---|
@@ -8,7 +9,8 @@
 //! | `apply` | the network namespace and steering programs from which the worker sends |
 //! | `metrics` | what Prometheus shows |
 //!
-//! Nothing has to be decided, and nothing outlives the worker that would have to be restored.
+//! The configuration decides which VMs send. The network ends with its worker, so there is nothing
+//! to restore.
 
 mod apply;
 pub mod metrics;
@@ -33,8 +35,8 @@ pub struct Pipes {
     started_with: Option<Option<VmPipe>>,
     /// Why the VM's files cannot be sent.
     error: Option<String>,
-    /// Kept as long as the worker: when the worker is killed, the kernel resets its connections, and these resets still have to pass
-    /// the steering programs.
+    /// Lives as long as the worker: when the worker is killed, the kernel resets its connections,
+    /// and these resets still have to pass the steering programs.
     network: Option<SendNetwork>,
     /// What the worker watches to see whether the VM runs.
     run_state: Option<RunState>,
@@ -43,7 +45,8 @@ pub struct Pipes {
 }
 
 impl Pipes {
-    /// Prepares what a new worker sends from. A worker of a VM for which that fails still serves blocks.
+    /// Makes the network from which a new worker sends. If that fails, the worker still serves
+    /// blocks.
     pub fn prepare(&mut self, vm: &Vm, config: Option<&VmPipe>) {
         self.error = None;
         self.network = match config.map(|config| SendNetwork::make(vm, config)) {
@@ -58,14 +61,14 @@ impl Pipes {
         self.started_with = Some(config.cloned());
     }
 
-    /// What a new worker is told and given.
+    /// Setup and descriptors of the network for a new worker.
     pub fn setup(&self) -> (Option<PipeSetup>, Vec<BorrowedFd<'_>>) {
         let network = self.network.as_ref();
         let setup = network.map(|network| network.setup.clone());
         (setup, network.map(SendNetwork::fds).unwrap_or_default())
     }
 
-    /// The worker is a new one, which watches nothing yet.
+    /// Notes that a new worker runs, which does not watch the VM yet.
     pub fn worker_started(&mut self) {
         self.run_state = None;
     }

@@ -9,7 +9,7 @@ use viola_host::cgroup::Mounts;
 use viola_host::{Thread, Vm};
 use viola_vread::control::{MAX_FDS, Order};
 
-/// Whose files they are: threads and control group of the VM.
+/// The threads and the control group of a VM, whose kernel files show whether it runs.
 #[derive(Debug, PartialEq, Eq)]
 pub struct RunState {
     threads: Vec<Thread>,

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Where a reader's worker runs: on the cores of its VM.
 //!
-//! Each request of the VM wakes the worker, and each reply wakes the VM. On one core that is a context switch. Between cores it wakes
-//! an idle core, which took 40 to 50 us under virtualisation: reads of 64 KiB reached 41 to 51 % of the throughput of the VM's own
-//! disk that way, and 108 % on the VM's core.
+//! Each request of the VM wakes the worker, and each reply wakes the VM. On one core that is a
+//! context switch. Between cores it wakes an idle core, which took 40 to 50 us under
+//! virtualisation. Reads of 64 KiB between cores reached 41 to 51 % of the throughput of the VM's
+//! own disk; on the VM's core they reached 108 %.
 //!
-//! On managed cores the threads of the worker are service threads of its VM: they rank with it, and the VM pays for their time. Where
-//! the host's real-time groups forbid that, the worker avoids such cores, since a thread of the fair class gets a twentieth of one.
+//! On managed cores the threads of the worker are service threads of its VM: they rank with it, and
+//! the VM pays for their time. Where the host's real-time groups forbid that, the worker avoids
+//! these cores, since a thread of the fair class gets 1/20 of such a core.
 
 use viola_host::{CpuSet, Vm};
 

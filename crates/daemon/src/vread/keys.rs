@@ -89,7 +89,8 @@ impl Identity {
     /// Writes new files; only the owner may read the key.
     ///
     /// # Errors
-    /// [`Failure::Usage`] when one of the files exists.
+    /// [`Failure::Usage`] when one of the files exists, [`Failure::Run`] when one cannot be
+    /// written.
     pub fn write(&self, key: &Path, certificate: &Path) -> Outcome {
         for path in [key, certificate] {
             if fs::symlink_metadata(path).is_ok() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! vread: the host reads HDFS blocks from the disk images of a DataNode VM and serves them to a reading VM, and the data passes
-//! through neither the DataNode VM nor its network.
+//! vread (vRead): the host reads HDFS blocks from the disk images of a DataNode VM and serves them
+//! to a reading VM. The data bypasses the DataNode VM and its network.
 //!
 //! | file | role |
 //! |---|---|

@@ -30,7 +30,7 @@ pub enum Kind {
 /// Runs a worker until the daemon ends it.
 ///
 /// # Errors
-/// When standard input is not the daemon's socket, or the sandbox cannot be entered.
+/// When standard input is not the daemon's socket, the sandbox cannot be entered, or serving fails.
 pub fn run(kind: Kind) -> Outcome {
     let (name, needs) = match kind {
         Kind::Agent => (c"viola-agent-w", Profile::Agent),

@@ -21,8 +21,8 @@ use viola_cli::log::{self, Level};
 /// A reader's worker that takes longer for an order may leave the cores of its VM.
 const STARVED_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A worker that takes longer than that counts as hung. Ending a reader's worker is the last resort: it takes the mount from a QEMU
-/// guest until the guest restarts.
+/// A worker that takes longer for an order counts as hung. Ending a reader's worker is the last
+/// resort: a QEMU guest loses the mount until the guest restarts.
 const ORDER_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Why a worker cannot be used.
@@ -171,6 +171,9 @@ impl Worker {
     }
 
     /// Counts of an agent's worker.
+    ///
+    /// # Errors
+    /// When the worker does not answer.
     pub fn agent_stat(&self) -> Result<AgentStat, WorkerError> {
         match self.ask(&Order::Stat, &[])? {
             Report::Agent(stat) => Ok(*stat),
@@ -179,6 +182,9 @@ impl Worker {
     }
 
     /// Counts of a reader's worker.
+    ///
+    /// # Errors
+    /// When the worker does not answer.
     pub fn reader_stat(&self) -> Result<ReaderStat, WorkerError> {
         match self.ask(&Order::Stat, &[])? {
             Report::Reader(stat) => Ok(stat),
@@ -187,6 +193,9 @@ impl Worker {
     }
 
     /// Counts of the worker for other hosts.
+    ///
+    /// # Errors
+    /// When the worker does not answer.
     pub fn peer_stat(&self) -> Result<PeerStat, WorkerError> {
         match self.ask(&Order::Stat, &[])? {
             Report::Peer(stat) => Ok(stat),
@@ -194,7 +203,7 @@ impl Worker {
         }
     }
 
-    /// Lets it end, and kills it after [`ORDER_TIMEOUT`].
+    /// Orders it to end, and kills it after [`ORDER_TIMEOUT`].
     pub fn end(mut self, why: &str) {
         let told = self.order(&Order::Quit { why: why.into() }, &[]);
         let deadline = Instant::now() + ORDER_TIMEOUT;
@@ -204,7 +213,7 @@ impl Worker {
         self.kill();
     }
 
-    /// Kills it.
+    /// Kills it at once.
     pub fn kill(mut self) {
         process::kill(self.pid, self.start_time);
         if let Some(child) = &mut self.child {
@@ -230,7 +239,11 @@ impl Drop for Started {
     }
 }
 
-/// Binds the socket to which a VM's hypervisor connects. An existing one belongs to a worker that is gone.
+/// Binds the socket to which a VM's hypervisor connects. It replaces an existing one, which belongs
+/// to a worker that is gone.
+///
+/// # Errors
+/// When the kernel refuses.
 pub fn bind_for_vmm(path: &Path, owner: Option<u32>) -> io::Result<OwnedFd> {
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),

@@ -14,7 +14,7 @@ use viola_vread::{hazard, table};
 /// Longest path of a unix socket (`sun_path` in unix(7)).
 const MAX_SOCKET_PATH_BYTES: usize = 107;
 
-/// The folder.
+/// The folder of these files.
 pub fn folder(run_dir: &Path) -> PathBuf {
     run_dir.join("vread")
 }
@@ -112,7 +112,8 @@ pub fn new_hazards(folder: &Path, reader: &str) -> io::Result<File> {
     Ok(file)
 }
 
-/// Running workers of this folder, by the socket on their command line, so also those that do not answer: process, start time, socket.
+/// Running workers of this folder: process, start time (clock ticks since boot), socket. They are
+/// found by the socket on their command line, so workers that do not answer are among them.
 pub fn workers(folder: &Path) -> Vec<(Tid, u64, PathBuf)> {
     let Ok(pids) = proc::processes() else {
         return Vec::new();

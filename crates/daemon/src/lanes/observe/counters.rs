@@ -14,7 +14,7 @@ pub struct NicCounter {
     last_vf: Option<(u32, u32, Counters)>,
     /// Total of its VFs so far.
     pub vf: Counters,
-    /// How long the last switch to it took, ns.
+    /// How long the last grant of a VF took, ns.
     pub attach: u64,
 }
 

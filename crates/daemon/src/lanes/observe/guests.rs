@@ -37,7 +37,7 @@ pub struct GuestNic {
     pub access: GuestAccess,
     /// Its lane setting in the configuration.
     pub setting: Option<LaneSetting>,
-    /// DI2 (Raccoon), where CPU times are known.
+    /// DI2 (Raccoon, equation 1), where CPU times are known.
     pub di2: Option<f64>,
     /// Counters of its paravirtual path.
     pub counters: Counters,
@@ -193,7 +193,9 @@ impl NicFinder<'_> {
     }
 }
 
-/// CPU times of the control groups of network namespaces, which give DI2: the time that its processes ran, and the rest.
+/// CPU times of control groups, from which DI2 of a network namespace follows (Raccoon, equation
+/// 1); time that its processes did not run counts as blocked. By path of the group: when it was
+/// read last, its CPU time then in ns, and DI2.
 #[derive(Debug, Default)]
 pub struct CgroupTimes(BTreeMap<std::path::PathBuf, (Instant, u64, Option<f64>)>);
 

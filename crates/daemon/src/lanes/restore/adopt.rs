@@ -66,7 +66,7 @@ impl Manager {
         }
     }
 
-    /// A guest that has a VF which is not in the journal.
+    /// An entry for a VF that is not in the journal, when a guest has it.
     fn found_with(&self, at: usize, vf: &VfDevice) -> Option<Entry> {
         let bridge = &self.pools[at].config.bridge;
         for nic in self.nics.iter().filter(|n| n.bridge == *bridge) {
@@ -132,7 +132,7 @@ impl Manager {
         settled.unwrap_or(Recovered::Held)
     }
 
-    /// A guest no longer has its VF.
+    /// Takes the guest's address off a VF that disappeared from it, and forgets the VF.
     pub(in crate::lanes) fn lost(&mut self, at: usize, vf: &VfDevice, entry: &Entry) {
         self.totals.lost += 1;
         let what = format!("VF {} of {} disappeared from it", vf.index, vf.pf.name);
@@ -146,7 +146,7 @@ impl Manager {
         }
     }
 
-    /// The VFs of a NIC are gone.
+    /// Releases and forgets the VFs of a NIC that is gone.
     pub(in crate::lanes) fn give_up(&mut self, at: usize) {
         let pf = self.pools[at].config.pf.clone();
         let entries: Vec<Entry> = self.journal.entries().to_vec();

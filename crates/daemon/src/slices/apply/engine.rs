@@ -36,11 +36,12 @@ pub struct Engine {
     applied: Plan,
     /// The last plan of a dry run.
     dry_run_plan: Plan,
-    /// The mechanism has to get the plan again, though it did not change.
+    /// Whether the mechanism has to get the plan again, though the plan did not change.
     must_reapply: bool,
     core_health: Vec<CoreHealth>,
-    /// CPU time of each core's controller when it was read last, ns, and its part of a CPU before that.
+    /// When the CPU time of controllers was read last.
     cpu_read: Option<Instant>,
+    /// CPU time of each core's controller at that moment, ns, and its share of a core before it.
     cpu_used: BTreeMap<u32, (u64, f64)>,
     /// Affinities that viola set.
     pub pins: Pins,
@@ -49,7 +50,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Changes nothing before [`Engine::apply`]. `run_dir` gets the files from which changes can be restored.
+    /// An engine without a mechanism. [`Engine::apply`] starts one, and writes to `run_dir` the
+    /// files from which its changes can be restored.
     pub fn new(run_dir: &Path) -> Self {
         Self {
             run_dir: run_dir.to_owned(),
@@ -148,7 +150,7 @@ impl Engine {
         }
     }
 
-    /// Part of a CPU that a core's controller used in the last second, 0..=1.
+    /// Share of a core that a core's controller used in the last second, 0..=1.
     pub fn controller_share(&self, cpu: u32) -> f64 {
         self.cpu_used.get(&cpu).map_or(0.0, |(_, share)| *share)
     }
@@ -256,6 +258,9 @@ impl Engine {
     }
 
     /// Stops the mechanism and gives all threads back what they had.
+    ///
+    /// # Errors
+    /// When a thread or file cannot be restored.
     pub fn stop(&mut self) -> Result<(), SchedError> {
         let stopped = self.mechanism.take().map_or(Ok(()), |mut m| m.stop());
         self.applied = Plan::default();

@@ -23,7 +23,7 @@ use viola_cli::error::chain;
 use viola_cli::log::{self, Level};
 use viola_config::MechanismChoice;
 
-/// A VM that the kernel refused is left alone for this time.
+/// The daemon leaves a VM that the kernel refused alone for this time.
 const REFUSED_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 impl Slices {

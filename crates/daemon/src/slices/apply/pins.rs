@@ -34,7 +34,7 @@ pub struct PinOutcome {
 }
 
 impl Pins {
-    /// `file` gets the affinities before the first change.
+    /// No pins yet. `file` gets the affinities before the first change.
     pub fn new(file: PathBuf) -> Self {
         Self {
             file,
@@ -45,6 +45,9 @@ impl Pins {
     }
 
     /// The CPUs that a thread may run on without viola's pins; `None` when it is gone.
+    ///
+    /// # Errors
+    /// When the kernel does not report its affinity.
     pub fn allowed(&mut self, vm: &Vm, thread: &Thread) -> Result<Option<CpuSet>, AttrError> {
         let Some(now) = attrs::affinity(thread.tid)? else {
             return Ok(None);
@@ -102,6 +105,10 @@ impl Pins {
     }
 
     /// Pins the threads of `desired`, and gives all other threads back what they had.
+    ///
+    /// # Errors
+    /// When the original affinities cannot be read or saved, or a VM without pins cannot be
+    /// restored.
     pub fn apply(&mut self, desired: &DesiredPins, vms: &[Vm]) -> Result<PinOutcome, SchedError> {
         let mut done = PinOutcome::default();
         if *desired == self.ours {
@@ -243,7 +250,10 @@ impl Pins {
         }
     }
 
-    /// Gives all threads back what they had.
+    /// Gives all threads back what they had, and removes the file.
+    ///
+    /// # Errors
+    /// When an affinity cannot be restored.
     pub fn stop(&mut self) -> Result<(), SchedError> {
         self.ours.clear();
         for saved in &self.state.vms {

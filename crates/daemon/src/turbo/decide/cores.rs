@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How many of the cores named in `[turbo]` are turbo cores now.
 //!
-//! There is none while no VM has a turbo vCPU. A named core that is no turbo core now is a regular core, unless `budget` says that
-//! the host works on it as well.
+//! There is none while no VM has a turbo vCPU. A named core that is not a turbo core now is a
+//! regular core, unless `budget` says that the host works on it as well.
 
 use viola_host::CpuSet;
 use viola_policy::slices::{MS, Nanos};
@@ -45,8 +45,9 @@ impl Default for TurboCores {
 }
 
 impl TurboCores {
-    /// Takes what happened in the `span` that ended `at`: the number of VMs that want a turbo vCPU, and the time that turbo vCPUs
-    /// ran. Returns a line for the log when another number of turbo cores follows.
+    /// Takes what happened in the `span` that ended `at`: the number of VMs that want a turbo vCPU,
+    /// and the time that their turbo vCPUs and service threads ran. Returns a line for the log when
+    /// another number of turbo cores follows.
     pub fn observe(
         &mut self,
         (at, span): (Nanos, Nanos),
@@ -77,7 +78,7 @@ impl TurboCores {
             .then(|| format!("{n} {noun}: {}", verdict.why))
     }
 
-    /// Regular and turbo cores of now, of those that are online.
+    /// The present regular and turbo cores; only online ones.
     pub fn pools(&self, regular: &CpuSet, turbo: &Turbo, online: &CpuSet) -> Pools {
         let usable = online_of(&turbo.cores, online);
         let count = self.counter.cores() as usize;

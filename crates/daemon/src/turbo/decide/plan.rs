@@ -84,8 +84,8 @@ pub fn turbo_vms(
 }
 
 impl Layout<'_> {
-    /// Takes the turbo vCPU from the first VM whose cores are not all managed, since its share could not be enforced there; `true`
-    /// when there was one.
+    /// Takes the turbo vCPU from the first VM whose cores are not all managed, since viola could
+    /// not enforce its share there; `true` when there was one.
     pub fn drop_turbo_without_managed_cores(&mut self) -> bool {
         let lost = self.turbo.iter().copied().find_map(|vm| {
             let mut cores = self.cores_of(vm);

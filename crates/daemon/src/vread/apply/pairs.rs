@@ -57,7 +57,7 @@ impl Pairs {
         self.0.keys()
     }
 
-    /// A new worker runs, which knows no agent's worker.
+    /// Forgets all pairs: a new worker runs, which knows no agent's worker.
     pub fn clear(&mut self) {
         self.0.clear();
     }
@@ -65,7 +65,7 @@ impl Pairs {
     /// Lets `worker` read blocks of a DataNode VM, unless both know that already. `name` is its name for the agent's worker.
     ///
     /// # Errors
-    /// Which of both did not take the order.
+    /// Which of the two workers failed, and why.
     pub fn join(
         &mut self,
         worker: &Worker,

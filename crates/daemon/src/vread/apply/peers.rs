@@ -24,7 +24,7 @@ use viola_cli::error::chain;
 use viola_cli::log::{self, Level};
 use viola_config::Vread;
 
-/// Its name for the agents' workers; no VM of a configuration can have that name.
+/// Its name for the agents' workers, where a reader's worker has the name of its VM.
 pub const NAME: &str = "@peer";
 /// The daemon reads the key and binds the address at most this often.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -166,7 +166,7 @@ impl Peers {
         }
     }
 
-    /// The next worker has to be told everything.
+    /// Forgets what the worker was told, so that the next one is told everything.
     fn forget_orders(&mut self) {
         self.specs = None;
         self.pairs.clear();

@@ -31,7 +31,7 @@ pub struct Reader {
     pub(in crate::vread) socket: PathBuf,
     uid: u32,
     pub(in crate::vread) pairs: Pairs,
-    /// Process of the worker that was moved, and the cores to which.
+    /// Process of the worker that was moved, and its cores since then.
     placed: Option<(u32, CpuSet)>,
     retry: Retry,
     pub(in crate::vread) why: String,
@@ -163,7 +163,7 @@ impl Reader {
         }
     }
 
-    /// Moves the worker to these cores, unless it is there.
+    /// Moves the worker to these cores, unless it is there or had to leave them.
     pub fn place(&mut self, cores: CpuSet) {
         let movable = self.worker.as_ref().filter(|w| !w.is_starved());
         let Some(pid) = movable.map(|w| w.pid) else {

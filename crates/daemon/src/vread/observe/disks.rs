@@ -12,9 +12,9 @@ use viola_vread::control::{Format, ImageSpec};
 
 use viola_config::VmVread;
 
-/// Disks of a VM that workers get.
+/// Most disks of a VM that workers get.
 const MAX_DISKS: usize = 16;
-/// Files of all these disks together; their descriptors have to fit into one message.
+/// Most files of all these disks together; their descriptors have to fit into one message.
 const MAX_FILES: usize = viola_vread::control::MAX_FDS;
 
 /// A disk.
@@ -56,14 +56,15 @@ impl Disk {
 struct ClaimedDisk {
     device: String,
     layers: Vec<(PathBuf, Format)>,
-    /// The operator names them, not the VM's process.
+    /// Whether the operator names the files; else the VM's process does.
     is_trusted: bool,
 }
 
 /// Opens all disks of a VM. Returns also why others are left out.
 ///
-/// `chains` are the disks by QEMU. `numbers` are all earlier disks of the VM; the same disk keeps its number, and new numbers start at
-/// `first`. With `writes`, raw images are also opened for writing.
+/// `chains` are the disks as QEMU reports them. `numbers` are all earlier disks of the VM; the same
+/// disk keeps its number, and new numbers start at `first`. With `writes`, raw images are also
+/// opened for writing.
 pub fn open(
     vm: &Vm,
     config: &VmVread,
