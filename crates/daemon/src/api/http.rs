@@ -59,7 +59,7 @@ impl std::fmt::Display for Peer {
         match self.0 {
             Some(0) => f.write_str("root"),
             Some(uid) => write!(f, "user {uid}"),
-            None => f.write_str("a user unknown"),
+            None => f.write_str("an unknown user"),
         }
     }
 }
@@ -268,7 +268,7 @@ pub fn router(shared: Arc<Shared>) -> Router {
                 "there is no such request; see GET /v1/status, /v1/vms, /v1/events, /v1/vread, /v1/pipes, /v1/lanes, /v1/check",
             )
         })
-        .method_not_allowed_fallback(move || refuse(405, "this method is not for that path"))
+        .method_not_allowed_fallback(move || refuse(405, "this path does not support the method"))
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(shared)
 }
@@ -335,7 +335,7 @@ async fn pause(s: &Shared, stop: bool, peer: Peer) -> Answer<Done> {
 
 fn path(name: Result<Path<String>, PathRejection>) -> Result<String, Refusal> {
     name.map(|Path(name)| name)
-        .map_err(|_| (400, error("the VM's name in the path is no text")))
+        .map_err(|_| (400, error("the VM's name in the path is not UTF-8")))
 }
 
 /// A connection that is served.

@@ -27,7 +27,7 @@ pub fn bind(socket: &Path, group: &str) -> Outcome<UnixListener> {
         Err(e) => return Err(fail(e)),
         Ok(m) if !m.file_type().is_socket() => {
             return Err(Failure::usage(format!(
-                "{} is there and is no socket; remove it, or name another one",
+                "{} exists and is not a socket; remove it, or name another socket",
                 socket.display()
             )));
         }

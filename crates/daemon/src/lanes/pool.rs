@@ -159,7 +159,7 @@ impl Pool {
         self.uplink = pf.master == Some(bridge_link.index);
         // The NIC sets the link state of its VFs while it is up.
         if !pf.up {
-            return Err(format!("{name} is down; take it up first"));
+            return Err(format!("{name} is down; bring it up first"));
         }
         self.pf()
             .ensure_vfs(self.config.vfs)

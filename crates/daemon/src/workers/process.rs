@@ -37,8 +37,8 @@ pub enum WorkerError {
     /// It refused an order.
     #[error("{0}")]
     Refused(String),
-    /// Another process answers on its socket.
-    #[error("what answers is no worker of this version: {0}")]
+    /// Another process or another version answers on its socket.
+    #[error("the reply is not that of a worker of this version: {0}")]
     Stranger(String),
 }
 

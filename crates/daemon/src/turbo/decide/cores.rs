@@ -96,7 +96,7 @@ impl TurboCores {
                 turbo.cores
             ),
             (false, true) => "no core of [slices] cores is online".to_owned(),
-            (false, false) => "a turbo core is about to be taken".to_owned(),
+            (false, false) => "the daemon is about to choose a turbo core".to_owned(),
         };
         let named = regular.iter().chain(turbo.cores.iter());
         Pools {

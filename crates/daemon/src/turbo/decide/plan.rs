@@ -160,7 +160,7 @@ impl Layout<'_> {
                     .turbo_vm_on(cpu)
                     .map(|vm| self.candidates[vm].vm.name.clone());
                 Some(format!(
-                    "class ls means nothing on core {cpu}, since {} has a turbo vCPU: give it class turbo too",
+                    "class ls has no effect on core {cpu}, since {} has a turbo vCPU: give it class turbo too",
                     other.unwrap_or_default()
                 ))
             }

@@ -377,8 +377,8 @@ fn try_start(
 ) -> Result<Worker, String> {
     let control = run_dir::socket(dir, Role::Peer, &setup.host);
     run_dir::check_socket_path(&control)?;
-    let hazards =
-        run_dir::new_hazards(dir, NAME).map_err(|e| format!("its hazards cannot be made: {e}"))?;
+    let hazards = run_dir::new_hazards(dir, NAME)
+        .map_err(|e| format!("its hazard cells cannot be created: {e}"))?;
     let text = serde_json::to_vec(setup).map_err(|e| e.to_string())?;
     let file = setup_file(dir);
     std::fs::write(&file, text).map_err(|e| format!("{}: {e}", file.display()))?;

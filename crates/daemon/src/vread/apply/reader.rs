@@ -113,7 +113,7 @@ impl Reader {
         crate::host::files::make_dir(parent, 0o755)
             .map_err(|e| format!("{}: {e}", parent.display()))?;
         let hazards = run_dir::new_hazards(dir, &self.name)
-            .map_err(|e| format!("its hazards cannot be made: {e}"))?;
+            .map_err(|e| format!("its hazard cells cannot be created: {e}"))?;
         let socket = process::bind_for_vmm(&self.socket, users.vmm)
             .map_err(|e| format!("{}: {e}", self.socket.display()))?;
         let setup = WorkerSetup::Reader {
