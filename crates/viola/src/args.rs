@@ -231,7 +231,7 @@ pub enum Worker {
 }
 
 impl Worker {
-    /// Which process of the daemon it is.
+    /// The kind of worker that it names.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Agent { .. } => Kind::Agent,

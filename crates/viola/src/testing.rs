@@ -3,7 +3,7 @@
 
 use viola_daemon::testing::view;
 
-/// A line of the journal.
+/// An event of the daemon's log.
 pub fn event(at_ms: u64, vm: Option<&str>, what: &str) -> viola_proto::Event {
     viola_proto::Event {
         number: at_ms,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Processes that the daemon starts of its own program.
+//! Processes that the daemon starts from its own program.
 
 use clap::Subcommand;
 
-/// Processes that the daemon starts of its own program.
+/// Processes that the daemon starts from its own program.
 #[derive(Debug, Subcommand)]
 pub enum Internal {
     /// Watches the slot controller from another core.

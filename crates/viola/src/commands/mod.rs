@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The commands that an operator types; `viola run` is in [`viola_daemon`].
+//! The commands that an operator types; `viola run` is in [`viola_daemon`]. Each fails with a
+//! [`viola_cli::error::Failure`]: one sentence, and exit status 1 or 2.
 
 mod check;
 mod control;

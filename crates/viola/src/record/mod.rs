@@ -22,9 +22,9 @@ use viola_proto::{Event, EventKind, Events, Stage, Status, VmList};
 use viola_cli::client::{Client, ClientError};
 use viola_cli::log;
 
-/// Version of the format. It is raised when an older viola could not read a new line.
+/// Version of the format. A change that an older viola cannot read gets the next number.
 pub const FORMAT: u32 = 1;
-/// Bytes of a line that the reader accepts.
+/// Longest line that the reader accepts.
 const MAX_LINE_BYTES: u64 = 64 << 20;
 
 /// A line.
@@ -92,7 +92,7 @@ pub fn request(client: &Client) -> Result<(Moment, Events), ClientError> {
     Ok((moment, events))
 }
 
-/// Filters the events that earlier requests have not returned.
+/// Keeps of each reply only the events that no earlier reply had.
 #[derive(Debug, Default)]
 pub struct UnseenEvents {
     pid: u32,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reading a recording: an index of the moments is kept in memory, the moments are read on demand. So a recording of a
-//! day need not fit into memory.
+//! Reads a recording. The reader keeps an index of the moments in memory and reads each moment on
+//! demand, so a recording of a day need not fit into memory.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
@@ -56,7 +56,7 @@ impl Recording {
     /// Reads the whole file once and builds the index.
     ///
     /// # Errors
-    /// [`ReplayError`].
+    /// When the file cannot be read, is not a recording, is empty, or has a later format.
     pub fn open(path: &Path) -> Result<Self, ReplayError> {
         let failed = |source| ReplayError::Io {
             path: path.to_owned(),

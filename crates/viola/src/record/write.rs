@@ -55,6 +55,9 @@ impl Writer {
     }
 
     /// Writes a moment, and the events since the last one.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
     pub fn moment(&mut self, moment: &Moment, events: &[Event]) -> io::Result<()> {
         for event in events {
             self.line(&Line::Event(event.clone()))?;
@@ -63,6 +66,9 @@ impl Writer {
     }
 
     /// Writes that the daemon does not answer.
+    ///
+    /// # Errors
+    /// As [`Writer::moment`].
     pub fn gap(&mut self, why: &str) -> io::Result<()> {
         self.line(&Line::Gap {
             at_ms: now_ms(),

@@ -14,7 +14,7 @@ const LEFT: f64 = 60.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 40.0;
-/// CSS classes of curves; a fifth curve has the first class again.
+/// CSS classes of curves; a fourth curve has the first class again.
 const CLASSES: [&str; 3] = ["s0", "s1", "s2"];
 
 /// Makes the page: `rows` is the table of all rows, `summary` a sentence about them.

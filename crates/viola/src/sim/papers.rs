@@ -65,7 +65,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     print(&text)
 }
 
-/// Number of rows that agree.
+/// A sentence with the number of rows that agree, and of those that are not counted.
 fn summary(all: &Papers) -> String {
     let text = |(agree, rows): (usize, usize)| format!("{agree} of {rows}");
     let of = |held_out| text(all.score(held_out));

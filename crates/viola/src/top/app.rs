@@ -13,7 +13,7 @@ use crate::record::Moment;
 pub const KEPT: usize = 300;
 /// Events kept of a running daemon.
 const EVENTS: usize = 2000;
-/// Length of a filter, characters.
+/// Longest filter, characters.
 const FILTER: usize = 40;
 
 /// Sort key of the table.
@@ -21,13 +21,13 @@ const FILTER: usize = 40;
 pub enum Sort {
     /// Name, ascending.
     Name,
-    /// Part of the time spent waiting.
+    /// Part of the time that a vCPU waited for a core.
     Wait,
     /// 99th percentile of the packet delay.
     P99,
     /// CPU time used.
     Used,
-    /// Packets.
+    /// Packets per second.
     Packets,
 }
 
@@ -35,7 +35,7 @@ impl Sort {
     /// All, in the order of the key `s`.
     const ALL: [Self; 5] = [Self::Name, Self::Wait, Self::P99, Self::Used, Self::Packets];
 
-    /// Column that it sorts.
+    /// Head of the column by which it sorts.
     pub fn column(self) -> &'static str {
         match self {
             Self::Name => "NAME",
@@ -122,7 +122,7 @@ pub struct App {
     /// What is on the screen.
     pub page: Page,
     behind: Page,
-    /// Sort key of the table...
+    /// Sort key of the table.
     pub sort: Sort,
     /// Whether the order is reversed: small values first, names from z to a.
     pub reverse: bool,

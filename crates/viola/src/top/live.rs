@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A running daemon as source: a thread of its own sends the requests, so a daemon that does not answer blocks no key.
+//! A running daemon as source. A thread of its own sends the requests, so keys work while the
+//! daemon does not answer.
 
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, TryRecvError};
@@ -17,7 +18,7 @@ use viola_cli::error::{Failure, Outcome};
 
 /// Interval of requests.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Interval at which replies are taken while no key comes.
+/// Interval at which the screen takes replies while the operator presses no key.
 const NAP: Duration = Duration::from_millis(100);
 
 type Heard = Result<(Moment, Vec<Event>), String>;

@@ -18,6 +18,9 @@ pub struct Replay {
 
 impl Replay {
     /// Opens a recording at its first moment.
+    ///
+    /// # Errors
+    /// As [`Recording::open`].
     pub fn open(path: &Path) -> Result<Self, ReplayError> {
         let mut recording = Recording::open(path)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -63,6 +66,9 @@ impl Replay {
     }
 
     /// Runs until the operator quits.
+    ///
+    /// # Errors
+    /// When the terminal fails.
     pub fn run(mut self, looks: Looks) -> Outcome {
         let mut screen = Screen::open(looks)?;
         let (mut stale, mut shown) = (true, Instant::now());

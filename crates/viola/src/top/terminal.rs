@@ -41,6 +41,9 @@ fn failed(e: io::Error) -> Failure {
 
 impl Screen {
     /// Switches the terminal to raw mode.
+    ///
+    /// # Errors
+    /// When the terminal or a signal handler cannot be set up.
     pub fn open(looks: Looks) -> Outcome<Self> {
         interrupt::watch()?;
         let terminal = ratatui::try_init().map_err(|e| {
@@ -51,6 +54,9 @@ impl Screen {
     }
 
     /// Draws the state.
+    ///
+    /// # Errors
+    /// When the terminal fails.
     pub fn draw(&mut self, app: &App) -> Outcome {
         let looks = self.looks;
         self.terminal
@@ -64,7 +70,10 @@ impl Screen {
         self.terminal.size().map_or(24, |s| s.height.into())
     }
 
-    /// Waits for a key.
+    /// Waits for a key, at most for `patience`.
+    ///
+    /// # Errors
+    /// When the terminal fails.
     pub fn input(&mut self, patience: Duration) -> Outcome<Input> {
         if interrupt::asked() {
             return Ok(Input::End);

@@ -13,17 +13,17 @@ use crate::top::app::{App, class_text, packet_delay_p99};
 use viola_cli::error::one_line;
 use viola_cli::quantities::{byte_rate, percent, rounded};
 
-/// Waiting shown as bad and as doubtful, part of the time.
+/// Parts of the time, 0 to 1, from which WAIT is shown as bad and as doubtful.
 const WAITS: (f64, f64) = (0.3, 0.1);
-/// Delays shown as bad and as doubtful, ns.
+/// Delays from which they are shown as bad and as doubtful, ns.
 const DELAYS: (u64, u64) = (10_000_000, 3_000_000);
-/// Height of the screen from which events are shown below the table.
+/// Height of the area, in lines, from which events are shown below the table.
 const WITH_EVENTS: u16 = 10;
 
 struct Column {
     head: &'static str,
     width: u16,
-    /// Width of the screen from which the column is shown.
+    /// Width of the screen, in characters, from which the column is shown.
     from: u16,
     right: bool,
 }
