@@ -47,7 +47,10 @@ fn libvirt() -> ExitCode {
     // The kernel ends this process with the daemon's thread, even while the library waits.
     let kill = Some(rustix::process::Signal::KILL);
     if let Err(e) = rustix::process::set_parent_process_death_signal(kill) {
-        return Failure::run(format!("cannot be tied to the daemon's life: {e}")).report(PROGRAM);
+        return Failure::run(format!(
+            "the kernel does not end this process with the daemon: {e}"
+        ))
+        .report(PROGRAM);
     }
     match libvirt::stream_events(libvirt::URI, &mut std::io::stdout().lock()) {
         StreamEnd::ReaderGone => ExitCode::SUCCESS,

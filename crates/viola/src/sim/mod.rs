@@ -139,7 +139,7 @@ pub fn run(what: &Sim) -> Outcome {
             let vms = scenario.host.vms.len();
             let cores = scenario.host.cores + scenario.host.turbo_cores;
             let name = &scenario.name;
-            table::print(&format!("{name}: {vms} VMs on {cores} cores, all well\n"))
+            table::print(&format!("{name}: {vms} VMs on {cores} cores, no error\n"))
         }
         Sim::Run(args) => {
             let scenario = read(&args.file)?;

@@ -87,7 +87,7 @@ fn summary(all: &Papers) -> String {
         .count();
     format!(
         "Rows that agree: {} of those looked at, {} of those held out, {} of the lab's own. {shapes} rows are judged by shape, as only a figure \
-         shows them; {unstated} hang on what their paper does not state and {contradicted} are not what their paper's own equation gives, and these are not counted; {missing} are not modelled.",
+         shows them; {unstated} depend on an input that their paper does not state and {contradicted} contradict their paper's own equation, and these are not counted; {missing} are not modelled.",
         of(false),
         of(true),
         text(all.lab_score())
