@@ -25,8 +25,8 @@ const WSCALE: u8 = 4;
 // Offset of tcpi_rcv_wnd; older kernels have shorter structures.
 const RCV_WND_OFFSET: usize = 232;
 
-/// A socket in repair mode: it sends nothing, and closing it is silent. Dropped, it leaves repair mode and goes on as
-/// before.
+/// A socket in repair mode: it sends nothing, not even when it is closed. When this is dropped, the
+/// socket leaves repair mode and goes on as before.
 #[derive(Debug)]
 pub struct Extracted<'a> {
     repair: RepairGuard<'a>,
@@ -52,7 +52,7 @@ struct RepairGuard<'a>(BorrowedFd<'a>);
 
 impl Drop for RepairGuard<'_> {
     fn drop(&mut self) {
-        // after a failure the socket is as good as closed
+        // if this fails, the socket stays in repair mode and sends nothing
         let _ = leave_repair_mode(self.0);
     }
 }
@@ -172,11 +172,12 @@ pub fn limit_receive_buffer(fd: BorrowedFd<'_>, bytes: u32) -> Result<()> {
 
 /// Extracts the connection of a socket, which enters repair mode. The caller must hold the connection's packets.
 ///
-/// The receive queue is read first: a socket in repair mode sends acknowledgements, paced segments and the
-/// small-queue tasklet's rest until the send queue is selected.
+/// The function reads the receive queue first: until the send queue is selected, a socket in repair
+/// mode still sends acknowledgements, paced segments and segments that TCP small queues delayed.
 ///
 /// # Errors
-/// [`Error::NotTransferable`] unless it is an established TCP connection that still may write.
+/// [`Error::NotTransferable`] unless the socket is an established TCP connection that may still
+/// write, or if its queues keep changing; what the kernel refused.
 pub fn extract(fd: BorrowedFd<'_>) -> Result<Extracted<'_>> {
     let ends = endpoints(fd)?;
     extract_between(fd, ends)

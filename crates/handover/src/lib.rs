@@ -2,9 +2,9 @@
 //! Moves a live TCP connection from one socket to another without the peer's knowledge.
 //!
 //! [`extract`] reads the kernel's state of a connection (`TCP_REPAIR`, as CRIU uses it: kernel `net/ipv4/tcp.c`).
-//! [`restore`] rebuilds the connection in another socket. In between the caller must keep the connection's packets
-//! from both sockets; a gap of a second ends in a reset. Needs CAP_NET_ADMIN in the user namespace of the network
-//! namespace.
+//! [`restore`] rebuilds the connection in another socket. In between the caller must keep the
+//! connection's packets from both sockets, because the kernel answers a packet that finds no socket
+//! with a reset. Needs CAP_NET_ADMIN in the user namespace of the network namespace.
 //!
 //! ```text
 //! hold the packets;  extract(old);  restore(new, state);  redirect the packets to the new socket;  activate

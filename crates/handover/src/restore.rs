@@ -16,7 +16,8 @@ const WSCALE: u32 = 3;
 const SACK_PERMITTED: u32 = 4;
 const TIMESTAMPS: u32 = 8;
 
-/// A restored connection that sends nothing yet. Dropped, it stays in repair mode, and closing it is silent.
+/// A restored connection that sends nothing yet. When it is dropped, the socket stays in repair
+/// mode, and closing the socket sends nothing to the peer.
 #[derive(Debug)]
 #[must_use = "the connection is silent until `activate`"]
 pub struct RestoredConnection<'a> {
@@ -49,8 +50,8 @@ struct Opt {
     value: u32,
 }
 
-/// Ends the connection of a socket without a packet to the peer. The descriptor stays open, and [`restore`] can put a
-/// connection into it. Until then poll reports an error and a hang-up.
+/// Ends the connection of a socket without a packet to the peer. The descriptor stays open, and
+/// [`restore`] can put a connection into it. Until then poll reports a hang-up.
 ///
 /// # Errors
 /// What the kernel refused.
@@ -59,8 +60,8 @@ pub fn disconnect_silently(fd: BorrowedFd<'_>) -> Result<()> {
     sys::disconnect(fd)
 }
 
-/// Resets the connection of a socket that was [detached](crate::Extracted::detach) and that no other socket has. The
-/// descriptor stays open; poll reports an error and a hang-up.
+/// Resets the connection of a socket that was [detached](crate::Extracted::detach) and that no
+/// other socket has. The descriptor stays open; poll reports a hang-up.
 ///
 /// # Errors
 /// What the kernel refused.
@@ -116,9 +117,9 @@ pub fn restore<'a>(fd: BorrowedFd<'a>, state: &TcpState) -> Result<RestoredConne
     build(fd, state, Some(state.buffers))
 }
 
-/// Restores a connection in the socket that it was [extracted from](crate::Extracted::detach), in place of what is
-/// left there: as [`disconnect_silently`] and [`restore`]. `own` are the socket's buffers; they stay where they are
-/// large enough, because each step is a system call.
+/// Restores a connection in the socket that it was [extracted from](crate::Extracted::detach), as
+/// [`disconnect_silently`] and [`restore`] do. `own` are the socket's buffer sizes. The function
+/// keeps them if they are large enough, which saves system calls.
 ///
 /// # Errors
 /// As [`restore`].
@@ -128,7 +129,7 @@ pub fn restore_in_place<'a>(
     own: SocketBuffers,
 ) -> Result<RestoredConnection<'a>> {
     check_families(state)?;
-    // it is in repair mode, and stays so without a peer
+    // the socket is in repair mode and stays in it
     sys::disconnect(fd)?;
     let is_empty = state.queued() == 0 && state.unread.is_empty();
     // the announced window must fit into the buffer
@@ -162,7 +163,7 @@ fn build<'a>(
     sys::set_tcp(fd, sys::QUEUE_SEQ, write_begin as i32, "TCP_QUEUE_SEQ")?;
     // before connecting, otherwise queued bytes leave in segments of 524 bytes
     sys::set_tcp(fd, sys::MAXSEG, state.mss as i32, "TCP_MAXSEG")?;
-    // also where getsockname reports the address: after a disconnect the socket is not bound
+    // needed even if getsockname reports the address: after a disconnect the socket is not bound
     match sys::bind(fd, &state.local) {
         Err(Error::Kernel { source, .. })
             if source.raw_os_error() == Some(libc::EINVAL)

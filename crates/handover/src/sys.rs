@@ -59,8 +59,8 @@ pub fn failed<E: Into<io::Error>>(step: &'static str) -> impl FnOnce(E) -> Error
     }
 }
 
-/// Sets an option of a socket that `rustix` does not have. `T` is what the kernel expects: integers, or a structure of
-/// them.
+/// Sets a socket option that `rustix` does not have. `T` is what the kernel expects: integers, or a
+/// structure of them.
 ///
 /// # Errors
 /// What the kernel refused.
@@ -81,8 +81,8 @@ impl Plain for i32 {}
 impl Plain for u32 {}
 impl Plain for u64 {}
 
-/// Reads an option of a socket that `rustix` does not have into `values`. Returns the length that the kernel reports, in
-/// bytes for most options.
+/// Reads a socket option that `rustix` does not have into `values`. Returns the length that the
+/// kernel reports, in bytes for most options.
 ///
 /// # Errors
 /// What the kernel refused.
@@ -207,8 +207,8 @@ pub fn queued(fd: impl AsFd, queue: Queue) -> Result<usize> {
     }
 }
 
-/// Whether a peek at the receive queue (`MSG_PEEK`) begins at the first unread byte, as a read does. TCP before Linux
-/// 6.9 has no other way.
+/// Whether a peek at the receive queue (`MSG_PEEK`) begins at the first unread byte, as a read
+/// does. Before Linux 6.9 TCP has no `SO_PEEK_OFF`, so every peek begins there.
 ///
 /// # Errors
 /// What the kernel refused.

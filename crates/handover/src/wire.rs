@@ -6,7 +6,7 @@ use viola_proto::pipe::{Connection, MAX_BUFFER_BYTES, MAX_QUEUE_BYTES};
 
 use crate::state::{RepairWindow, SocketBuffers, TcpState, WindowScale};
 
-/// A queue is longer than a message allows.
+/// A queue is longer than a message allows: its length in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("one queue of the connection has {0} bytes, and a message holds at most {MAX_QUEUE_BYTES}")]
 pub struct QueueTooLong(pub usize);
@@ -14,7 +14,7 @@ pub struct QueueTooLong(pub usize);
 /// Converts the state for a message.
 ///
 /// # Errors
-/// [`QueueTooLong`].
+/// [`QueueTooLong`] if a queue has more than [`MAX_QUEUE_BYTES`] bytes.
 pub fn to_wire(state: TcpState) -> Result<Connection, QueueTooLong> {
     for queue in [&state.unread, &state.unacked, &state.unsent] {
         if queue.len() > MAX_QUEUE_BYTES {
