@@ -104,7 +104,7 @@ impl CheckedMap {
                 return Err(BadExtents::OutsideFile(i));
             }
             at = end;
-            // Nobody reads the place of an unwritten extent, but it must be valid all the same.
+            // No read uses the place of an unwritten extent, but it must be valid, too.
             let end = extent.physical.checked_add(extent.length).ok_or(overflow)?;
             if end > disk {
                 return Err(BadExtents::OutsideDisk(i));
@@ -135,7 +135,8 @@ impl CheckedMap {
         &self.extents
     }
 
-    /// End of the last disk byte that a read of this file can touch.
+    /// Offset on the disk, in bytes, behind the last byte that a read of this file can touch; 0 if
+    /// a read touches none.
     pub fn disk_end(&self) -> u64 {
         self.disk_end
     }

@@ -29,7 +29,8 @@ const OTHERS: [(u64, &str); 14] = [
     (0xFF53_4D42, "CIFS"),
 ];
 
-/// Attributes of `FS_IOC_GETFLAGS` with which the bytes are encoded or not where FIEMAP says.
+/// Attributes of `FS_IOC_GETFLAGS` (kernel `include/uapi/linux/fs.h`) with which the bytes are
+/// encoded or not where FIEMAP says.
 const COMPRESSED: u32 = 0x4;
 const ENCRYPTED: u32 = 0x800;
 const JOURNAL_DATA: u32 = 0x4000;

@@ -25,13 +25,14 @@ pub use types::{Format, ImageError, Layer, Sink, Source};
 ///
 /// # qcow2 while a VM writes to it
 ///
-/// The image's tables are read when it is opened, and kept. A VMM writes its changes of them when the guest flushes
-/// its disk, which fsync does: extents that a guest names after [fsync](crate::guest::Mapper) are in the file's
-/// tables, but perhaps not in the kept ones. Call [`Image::refresh`] before the first read of new extents. The
-/// mapping of these bytes then stays valid until the guest rewrites or discards them, or until the VMM uses other
-/// files (live snapshot, block commit, blockcopy). QMP reports such a change, and the caller opens the new chain.
-/// Images that are marked dirty (`lazy_refcounts=on` while in use), encrypted, or use features unknown to imago
-/// (extended L2 entries, zstd) are refused.
+/// [`Image::open`] reads the image's tables and keeps them. A VMM writes its changes of the tables
+/// to the file when the guest flushes its disk, as fsync does. So extents that a guest names after
+/// [fsync](crate::guest::Mapper) are in the file's tables, but perhaps not in the kept ones. Call
+/// [`Image::refresh`] before the first read of new extents. The mapping of these bytes then stays
+/// valid until the guest rewrites or discards them, or until the VMM uses other files (live
+/// snapshot, block commit, blockcopy). QMP reports such a change, and the caller opens the new
+/// chain. [`Image::open`] refuses images that are marked dirty (`lazy_refcounts=on` while in use),
+/// encrypted, or use features unknown to imago (extended L2 entries, zstd).
 #[derive(Debug)]
 pub struct Image {
     inner: Inner,

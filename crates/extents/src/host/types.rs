@@ -20,7 +20,7 @@ pub enum Format {
 pub struct Layer {
     /// Its format.
     pub format: Format,
-    /// Open for reading or for both; with `O_DIRECT` to bypass the page cache.
+    /// Open for reading, or for reading and writing; with `O_DIRECT` to bypass the page cache.
     pub file: OwnedFd,
 }
 
@@ -42,7 +42,7 @@ impl Layer {
     }
 }
 
-/// Why an image cannot be used.
+/// Why an image cannot be used. Layers are numbered from 0, which is the top.
 #[derive(Debug, Error)]
 pub enum ImageError {
     /// No layer.
@@ -54,7 +54,7 @@ pub enum ImageError {
     /// A qcow2 layer whose header names a backing file that was not given, or none although one was given.
     #[error("layer {layer}: its header and the given backing chain disagree about a backing file")]
     BackingMismatch {
-        /// Counted from the top, from 0.
+        /// Number of the layer.
         layer: usize,
     },
     /// A qcow2 image with an external data file.
@@ -69,7 +69,7 @@ pub enum ImageError {
     /// A read failed, or the header is invalid.
     #[error("layer {layer}: {source}")]
     Io {
-        /// Counted from the top, from 0.
+        /// Number of the layer.
         layer: usize,
         /// Why.
         source: io::Error,
@@ -88,7 +88,7 @@ pub enum Source<'a> {
     File {
         /// The image file; valid as long as the image.
         fd: BorrowedFd<'a>,
-        /// Where in it.
+        /// Offset in the image file, in bytes.
         offset: u64,
         /// Length in bytes.
         len: u64,
@@ -105,7 +105,7 @@ pub enum Source<'a> {
 pub struct Sink<'a> {
     /// The image's file; valid as long as the image.
     pub fd: BorrowedFd<'a>,
-    /// Where in it.
+    /// Offset in the image's file, in bytes.
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
