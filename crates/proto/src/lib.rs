@@ -26,7 +26,8 @@
 //! | `PATCH /v1/lanes/{name}` | [`lanes::LaneChange`] | [`lanes::Nic`] |
 //! | `POST /v1/stop`, `POST /v1/start` | | [`Done`] |
 //!
-//! The daemon answers a request that fails, and every other request, with status 400 or above and an [`Error`].
+//! The daemon answers a request that fails or that this table does not list with status 400 or
+//! above and an [`Error`].
 //!
 //! `{name}` is a VM's name or identity (`uml:g1`), percent-encoded.
 //!

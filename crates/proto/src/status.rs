@@ -96,7 +96,7 @@ pub struct Core {
     pub controller_ns: u64,
     /// Share of the core's CPU time that the controller used over about the last second, 0..=1.
     pub controller_share: f64,
-    /// Longest delay of a decision behind its time.
+    /// Longest time by which the controller woke late, so far.
     pub late_max_ns: u64,
 }
 

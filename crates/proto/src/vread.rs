@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! State of vread: HDFS blocks that VMs read past the DataNode VM.
+//! State of vread: HDFS blocks that VMs read through the host, without the DataNode VM.
 
 use std::collections::BTreeMap;
 
@@ -30,9 +30,9 @@ pub struct Datanode {
     pub epoch: u64,
     /// Blocks that readers can read now.
     pub blocks: u64,
-    /// Total size of these blocks.
+    /// Total size of these blocks and their checksum files.
     pub bytes: u64,
-    /// Extents of these blocks on the disk.
+    /// Extents of these files on the disk.
     pub extents: u64,
     /// Bytes of deleted files that the agent's links keep on the disk until no reader reads them.
     pub held_bytes: u64,
@@ -112,7 +112,8 @@ pub struct Host {
     pub listening: Vec<String>,
     /// DataNode VMs of this host that other hosts may read.
     pub datanodes: Vec<String>,
-    /// Connections that the worker refused since it started, because the configuration has no host with that key.
+    /// Connections that the worker refused since it started: no host in the configuration has that
+    /// key, no valid handshake came, or too many connections were open.
     pub strangers: u64,
 }
 
@@ -144,7 +145,7 @@ pub struct Peer {
     pub withdrawn: u64,
     /// Other errors.
     pub errors: u64,
-    /// Connections to it that failed.
+    /// Connections to it that ended after they were ready.
     pub broken: u64,
 }
 

@@ -13,13 +13,13 @@ pub const MAX_EXTENTS: usize = 16_384;
 /// Most leases in one message.
 pub const MAX_LEASES: usize = 16_384;
 
-/// Longest text.
+/// Longest text, in bytes.
 pub const MAX_TEXT_BYTES: usize = 1024;
 
 /// Bytes that a guest's serial line holds while its reader does not read. The guest's kernel keeps 4095.
 pub const SERIAL_LINE_BYTES: u32 = 3072;
 
-/// Size of the file that proves a disk.
+/// Size of the file that proves a disk, in bytes.
 pub const PROOF_BYTES: usize = 4096;
 
 /// Number of a file system in the VM, chosen by the agent for one session.

@@ -52,8 +52,8 @@ pub const VERSION: u32 = 2;
 /// First bytes of a frame.
 pub const MAGIC: [u8; 4] = *b"VIO1";
 
-/// Size of a frame's header.
+/// Size of a frame's header, in bytes.
 pub const HEADER_BYTES: usize = 12;
 
-/// Longest payload.
+/// Longest payload, in bytes.
 pub const MAX_PAYLOAD_BYTES: usize = 1 << 20;

@@ -21,7 +21,7 @@ pub enum SendError {
 /// Makes the frame of a message.
 ///
 /// # Errors
-/// [`SendError::TooLong`].
+/// [`SendError::TooLong`] if the message exceeds a limit of [`Message::check`] or the frame's size.
 pub fn encode<M: Message>(message: &M) -> Result<Vec<u8>, SendError> {
     let mut frame = Vec::new();
     append(&mut frame, message)?;
@@ -52,7 +52,7 @@ fn append<M: Message>(bytes: &mut Vec<u8>, message: &M) -> Result<(), SendError>
     Ok(())
 }
 
-/// Queue of frames for a stream that may not block.
+/// Queue of frames for a non-blocking stream.
 #[derive(Debug)]
 pub struct FrameWriter {
     waiting: Vec<u8>,
@@ -73,7 +73,7 @@ impl FrameWriter {
     /// Queues a message, completely or not at all.
     ///
     /// # Errors
-    /// [`SendError`].
+    /// [`SendError::QueueFull`] above the limit; [`SendError::TooLong`] as of [`encode`].
     pub fn push<M: Message>(&mut self, message: &M) -> Result<(), SendError> {
         let waiting = self.waiting();
         self.waiting.drain(..self.sent);

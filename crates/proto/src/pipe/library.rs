@@ -47,7 +47,7 @@ pub enum LibraryRequest {
     Copy {
         /// A new number.
         id: u64,
-        /// First byte in the source.
+        /// Offset of the first byte in the source.
         offset: u64,
         /// Number of bytes; at most up to the end of the source.
         length: u64,

@@ -62,7 +62,7 @@ pub enum Endpoint {
         fs: FsId,
         /// Extents of the bytes to be moved. The extents of a sink have neither holes nor unwritten blocks.
         map: FileMap,
-        /// First byte.
+        /// Offset of the first byte in the file.
         offset: u64,
     },
     /// A connection that the agent extracted from its socket.
