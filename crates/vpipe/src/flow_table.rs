@@ -123,8 +123,8 @@ impl FlowTable {
         self.put(&key, &value)
     }
 
-    /// Redirects a connection: packets of the peer go to the host's socket through the host's end of `veth`, and the
-    /// socket's to the peer.
+    /// Redirects a connection: packets of the peer go to the host's socket through the host's end
+    /// of `veth`, and packets of that socket go to the peer.
     ///
     /// # Errors
     /// What the kernel refused.

@@ -9,8 +9,8 @@ use crate::{Error, Flow, FlowTable, HoldQueue, Result};
 
 /// A connection that the host has restored for a VM, until it extracts it again.
 ///
-/// Dropped before that, or with its process, it is reset: a peer must never take a truncated stream for a complete
-/// one.
+/// If it is dropped before that, or its process ends, the kernel resets the connection: a peer must
+/// never take a truncated stream for a complete one.
 #[derive(Debug)]
 pub struct HostConnection {
     flow: Flow,
@@ -71,7 +71,7 @@ impl HostConnection {
             socket,
             peer_finished: state.peer_finished,
             buffers: state.buffers,
-            // a busy socket may announce little at the moment, and a new one with a large buffer little as yet
+            // a busy socket may announce a small window now, as may a new one with a large buffer
             vm_window: (state.window.rcv_wnd.min(state.buffers.receive / 2)).max(MIN_WINDOW_BYTES),
             bound: None,
             is_clamped: false,
@@ -134,7 +134,8 @@ impl HostConnection {
         rustix::io::ioctl_fionread(self.socket()).unwrap_or(0)
     }
 
-    /// Sends the peer this end's sequence number, and asks for the peer's: for a socket that was silent for a while.
+    /// Sends the peer this end's sequence number and asks for the peer's. Call it when the socket
+    /// was silent for a while.
     pub fn send_window_probe(&self) {
         // if it fails, the socket does so itself half a second later
         let _ = viola_handover::send_window_probe(self.socket());

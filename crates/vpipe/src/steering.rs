@@ -10,8 +10,8 @@ use crate::{EgressGate, Error, FlowTable, Result, VmNetns};
 
 static PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pipe.bpf.o"));
 
-/// The programs on a tap and on both ends of a veth. The kernel detaches them when this is dropped, or the last copy
-/// of its descriptors.
+/// The programs on a tap and on both ends of a veth. The kernel detaches them when this is dropped
+/// and all copies of its descriptors are closed.
 #[derive(Debug)]
 pub struct AttachedPrograms {
     links: [OwnedFd; 4],
@@ -69,7 +69,7 @@ impl Steering {
         })
     }
 
-    /// The connections that are not the VM's.
+    /// The table of held and redirected connections.
     pub fn flows(&self) -> &FlowTable {
         &self.flows
     }

@@ -18,9 +18,10 @@ pub(super) struct DrainPoll {
 }
 
 impl DrainPoll {
-    /// The poll after `last`, with `left` unacknowledged bytes. At the rate since the last poll all bytes are
-    /// acknowledged at the next one. While the peer acknowledges nothing the pause doubles, up to a quarter of the
-    /// time since the first poll: after a short stall of the peer the next poll is not far away.
+    /// The poll after `last`, with `left` unacknowledged bytes. The next poll is due when the peer
+    /// has acknowledged all bytes, if it goes on at the rate since the last poll. While the peer
+    /// acknowledges nothing the pause doubles, up to a quarter of the time since the first poll: so
+    /// the next poll comes soon after a short stall of the peer.
     pub(super) fn after(last: Option<Self>, at: Instant, left: usize) -> Self {
         let pause = match last {
             None => MIN_DRAIN_POLL_INTERVAL,

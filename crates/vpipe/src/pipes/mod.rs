@@ -48,7 +48,7 @@ use rate_limit::RateLimit;
 /// CAP_NET_BIND_SERVICE in the VM's [`crate::VmNetns`].
 #[derive(Debug)]
 pub struct PipeResources {
-    /// The connections that are not the VM's.
+    /// The table of held and redirected connections.
     pub flows: FlowTable,
     /// Keeps the host's sockets silent while the VM is paused.
     pub gate: EgressGate,
@@ -127,7 +127,7 @@ enum Order {
     ResetAll(Sender<()>),
 }
 
-/// Handle of the threads. Dropped, it resets all connections that the host has.
+/// Handle of the threads. When it is dropped, the threads reset all connections that the host has.
 #[derive(Debug)]
 pub struct Pipes {
     orders: Sender<Order>,

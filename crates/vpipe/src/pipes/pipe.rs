@@ -17,8 +17,9 @@ use crate::{Flow, FlowTable, HostConnection};
 const STEP_BYTES: u64 = 1 << 20;
 /// Time between two progress replies.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
-/// Time for an early end; then the pipe is reset, so that a peer that does not read does not keep the VM from its own
-/// file any longer. (The VM's kernel breaks a lease after 45 s: `/proc/sys/fs/lease-break-time`.)
+/// Time for an early end. Then the host resets the pipe: otherwise a peer that stops reading would
+/// keep the VM from its own file. (The VM's kernel breaks a lease after 45 s:
+/// `/proc/sys/fs/lease-break-time`.)
 const EARLY_END_TIMEOUT: Duration = Duration::from_secs(20);
 /// Most received bytes that go back to the VM after an error. A sender that never stops has more under way: a serial
 /// line would take seconds for these and delay all other messages, so the host resets that connection.
@@ -402,7 +403,7 @@ fn extract_connection(
     let mut state = end
         .extract(return_path.flows, Some(return_path.hold_veth))
         .ok()??;
-    // the VM's socket keeps its own
+    // the VM's socket keeps its own congestion control and pacing limit
     (state.congestion, state.pacing) = (String::new(), None);
     let rest = state.unread.len().saturating_sub(UNREAD_PART_BYTES);
     let rest = state.unread.split_off(rest);

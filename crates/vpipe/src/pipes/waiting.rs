@@ -31,7 +31,7 @@ impl HeldConnection {
         now >= self.since + HOLD_TIMEOUT
     }
 
-    /// Extconnections the timeout: the VM was paused for that long.
+    /// Extends the timeout by `time`, for which the VM was paused.
     pub(super) fn postpone(&mut self, time: Duration) {
         self.since += time;
     }
@@ -60,7 +60,7 @@ impl ReturnedConnections {
         now >= self.since + RESTORE_TIMEOUT
     }
 
-    /// Extconnections the timeout, as [`HeldConnection::postpone`].
+    /// Extends the timeout, as [`HeldConnection::postpone`].
     pub(super) fn postpone(&mut self, time: Duration) {
         self.since += time;
     }

@@ -43,7 +43,8 @@ impl FileToFile {
     /// A copy of `length` bytes, all of which the source must have.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`]: a file does not have these bytes, or no blocks for them ([`Image::sinks`]).
+    /// [`io::ErrorKind::InvalidInput`]: a file does not have these bytes, or no blocks for them.
+    /// [`io::ErrorKind::PermissionDenied`]: the image of `to` is not writable ([`Image::sinks`]).
     pub fn new(from: FileRange, to: FileRange, length: u64) -> io::Result<Self> {
         if (from.offset.checked_add(length)).is_none_or(|end| end > from.map.len()) {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -72,7 +73,8 @@ impl FileToFile {
     /// Copies up to `budget` bytes; waits for the disks.
     ///
     /// # Errors
-    /// Of an image. [`io::ErrorKind::UnexpectedEof`]: the source's image ends before the file does.
+    /// Those of reading and writing the images. [`io::ErrorKind::UnexpectedEof`]: the source's
+    /// image ends before the file does.
     pub fn step(&mut self, budget: u64) -> io::Result<StepOutcome> {
         let stop = self.length.min(self.moved.saturating_add(budget));
         while self.moved < stop {

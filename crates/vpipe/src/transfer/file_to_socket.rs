@@ -15,7 +15,7 @@ use super::StepOutcome;
 
 /// Most bytes of one system call: between two of these the thread serves other pipes.
 const MAX_SENDFILE_BYTES: u64 = 1 << 20;
-/// Buffer size for bytes that the image does not have as such: zeros and compressed clusters.
+/// Buffer size for bytes that the image does not store as they are: zeros and compressed clusters.
 const COPY_BYTES: usize = 64 << 10;
 
 const SEND_FLAGS: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);

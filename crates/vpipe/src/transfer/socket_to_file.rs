@@ -26,8 +26,9 @@ impl SocketToFile {
     /// A transfer of `length` bytes to the file at `offset`, or up to the source's end where that comes first.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`]: the file has no blocks for all of it ([`Image::sinks`]). Otherwise no
-    /// descriptor is left.
+    /// [`io::ErrorKind::InvalidInput`]: the file has no blocks for all of it.
+    /// [`io::ErrorKind::PermissionDenied`]: the image is not writable ([`Image::sinks`]). Otherwise
+    /// no descriptor is left.
     pub fn new(image: Arc<Image>, map: CheckedMap, offset: u64, length: u64) -> io::Result<Self> {
         image.sinks(&map, offset, length)?;
         Ok(Self {

@@ -27,8 +27,8 @@ use super::waiting::{HeldConnection, ReturnedConnections, release_to_vm};
 use super::{Order, PipeResources, cpu_ms, wake};
 use crate::Flow;
 
-/// Longest sleep, and time between two updates of the statistics: the thread checks for progress and timeouts so
-/// often.
+/// Longest sleep, and time between two updates of the statistics. The thread checks for progress
+/// and timeouts at least this often.
 const MAX_SLEEP: Duration = Duration::from_millis(500);
 
 pub(super) struct Worker {
@@ -286,8 +286,8 @@ impl Worker {
     }
 }
 
-/// Makes the thread's sleeps end in time: the kernel's default timer slack adds 50 us, as long as the shortest of
-/// them.
+/// Makes the thread's sleeps end in time. The kernel's default timer slack adds up to 50 us to a
+/// sleep, as much as the shortest sleep lasts.
 fn set_timer_slack() {
     // SAFETY: a plain system call with a number; where it is refused the sleeps are longer.
     let _ = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_usize, 0_usize, 0_usize, 0_usize) };
