@@ -37,7 +37,7 @@ const NAME_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct BlockFs {
     pub(super) service: Arc<Service>,
     nodes: Arc<Nodes>,
-    /// User and group that own all files.
+    /// ID of the user and the group that own all files.
     uid: u32,
     open: AtomicU64,
 }
@@ -47,8 +47,8 @@ pub(super) fn error(code: i32) -> io::Error {
 }
 
 impl BlockFs {
-    /// Creates an empty file system. `uid` is the user and group in the VM who own all files; only that user may read
-    /// them.
+    /// Creates an empty file system. `uid` is the ID of the user and the group in the VM who own
+    /// all files; only that user may read them.
     pub fn new(service: Arc<Service>, uid: u32) -> Self {
         Self::with(service, uid, Nodes::new())
     }

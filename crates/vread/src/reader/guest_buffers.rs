@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use fuse_backend_rs::file_buf::FileVolatileSlice;
 use fuse_backend_rs::file_traits::FileReadWriteVolatile;
 
-/// Maximum buffers in a system call.
+/// Maximum buffers in a system call (`UIO_MAXIOV`).
 const MAX_BUFFERS: usize = 1024;
 
 thread_local! {

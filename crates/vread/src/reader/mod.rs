@@ -6,8 +6,8 @@
 //! privileges; the daemon passes it all descriptors. One system call reads bytes from the image into the VM's memory,
 //! without a copy.
 //!
-//! A VM can make the worker keep a bounded amount of memory: [`nodes::MAX_NODES`](self) files, whose open state needs
-//! no memory, 16,384 blocks, 2^20 extents, and the requests in its queues.
+//! A VM can make the worker keep only a bounded amount of memory: 32,768 files and directories
+//! (`nodes::MAX_NODES`), 16,384 blocks, 2^20 extents, and the requests in its queues.
 
 mod block;
 mod byte_queue;

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads blocks of other hosts through this host's peer worker.
 //!
-//! A thread sends its request at once, even if it may not wait for the answer. The bytes arrive in a slot of the
-//! shared memory and are copied into the VM's memory. For a sequential reader further bytes are requested ahead, into
-//! further slots. Threads that wait take turns at receiving.
+//! A thread sends its request at once, even if it may not wait for the answer. The peer worker
+//! writes the bytes into a slot of the shared memory, and the thread copies them into the VM's
+//! memory. For a sequential reader the thread requests further bytes ahead, into further slots.
+//! Threads that wait take turns at receiving.
 //!
-//! The host with the disk checks the lease before and after the read. Bytes fetched ahead are at most
-//! [`slots::UNREAD_TIMEOUT`] old when they are given to the VM; a block of one name never changes.
+//! The host with the disk checks the lease before and after the read. Bytes fetched ahead are at
+//! most [`UNREAD_TIMEOUT`](super::slots::UNREAD_TIMEOUT) old when the VM gets them; a block of one
+//! name never changes.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -35,9 +37,9 @@ use crate::poll;
 const FIND_TIMEOUT: Duration = Duration::from_millis(1000);
 /// Longest sleep.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// A peer worker without a heartbeat for this long counts as dead...
+/// A peer worker without a heartbeat for this long counts as dead.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(600);
-/// ...and is not asked again for this long.
+/// Time for which the reader does not ask a dead peer worker again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// A block is looked up again when its last look-up or read is older than this.
 const MAX_LOOKUP_AGE: Duration = Duration::from_secs(1);
@@ -250,7 +252,7 @@ impl PeerLink {
         }
     }
 
-    /// Waits a moment for answers; false when none will come.
+    /// Waits up to [`POLL_INTERVAL`] for answers; false when none will come.
     fn wait<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -380,7 +382,7 @@ impl RemoteBlock {
         }
     }
 
-    /// Whether the block counts as named without asking.
+    /// Whether the block counts as named without another look-up.
     pub(super) fn holds(&self) -> bool {
         let confirmed_ms = Duration::from_millis(self.confirmed_ms.load(Ordering::Relaxed));
         !self.stale.load(Ordering::SeqCst)

@@ -115,7 +115,8 @@ impl Slots {
         SlotContent::Absent
     }
 
-    /// Returns a free slot if more than `reserve` are free. With `reserve` 0 the oldest bytes fetched ahead give way.
+    /// Returns a free slot if more than `reserve` are free. With `reserve` 0 and no free slot it
+    /// drops the oldest bytes fetched ahead.
     pub(super) fn take_free(&mut self, reserve: usize) -> Option<usize> {
         for place in &mut self.slots {
             if place.as_ref().is_some_and(Slot::is_expired) {

@@ -319,7 +319,7 @@ impl Receiver {
     fn welcome(&mut self, hello: &Hello) -> io::Result<()> {
         if hello.version != fuse_stream::VERSION {
             let why = format!(
-                "viola on the host speaks version {} of this, the agent version {}",
+                "the FUSE stream has version {} on the host, {} in the agent; update the older",
                 fuse_stream::VERSION,
                 hello.version
             );

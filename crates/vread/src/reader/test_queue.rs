@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TestQueue from plain bytes, through a virtqueue in a memory of its own: for tests and fuzzing.
+//! Sends requests from plain bytes through a virtqueue in memory of its own: for tests and fuzzing.
 
 use fuse_backend_rs::api::server::Server;
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryMmap};

@@ -29,7 +29,7 @@ pub struct Params {
     pub socket: OwnedFd,
     /// The worker's hazard cells ([`crate::hazard::create`]), writable; one for each thread.
     pub hazards: File,
-    /// User in the VM who owns the files.
+    /// ID of the user in the VM who owns the files.
     pub uid: u32,
 }
 
@@ -39,7 +39,7 @@ pub struct Params {
 /// one that hangs.
 ///
 /// # Errors
-/// When a parameter is invalid.
+/// When a parameter is invalid, a thread cannot start, or `poll` fails.
 pub fn run(params: Params, mut inbox: Inbox) -> io::Result<()> {
     end_on_panic();
     let service = Arc::new(Service::new(Cells::map(&params.hazards)?));
