@@ -7,7 +7,7 @@
 //!
 //! The description is JSON: `{"image": "/path", "blocks": [{"key": {"pool": "BP-1-x-1", "id": 7, "stamp": 1001},
 //! "data": {"size": 4096, "extents": [[0, 1048576, 4096, false]]}, "meta": {"size": 0, "extents": []}}]}`.
-//! With `--sandbox` it is shut in as the real worker is, which needs root.
+//! With `--sandbox` it enters the sandbox of the real worker, which needs root.
 //! A VMM connects to SOCKET: `virtio_uml.device=SOCKET:26`, and the VM mounts the tag `viola`. Words on
 //! the standard input: `withdraw ID` ends a block's lease and says `withdrawn ID` as soon as no read is
 //! in flight, `name ID` gives it a new one, `end-epoch` ends all, `stat` prints the counts.
@@ -106,7 +106,7 @@ impl Named {
                 }
                 Ok("ended".into())
             }
-            _ => bail!("it is `withdraw ID`, `name ID`, `end-epoch` or `stat`"),
+            _ => bail!("expected `withdraw ID`, `name ID`, `end-epoch` or `stat`"),
         }
     }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Locks that ignore poisoning: a panic ends a worker process, so no survivor sees poisoned state.
+//! Locks that ignore poisoning: a panic ends the worker process, so no other thread goes on with a
+//! half-changed state.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 

@@ -88,7 +88,8 @@ fn become_user(uid: u32, gid: u32, keep_net_admin: bool) -> io::Result<()> {
     done(unsafe { libc::setgroups(0, std::ptr::null()) })?;
     // SAFETY: numbers only; the C library changes all threads.
     done(unsafe { libc::setresgid(gid, gid, gid) })?;
-    // SAFETY: as above; with the last of the three numbers all capabilities are gone.
+    // SAFETY: as above. When no user ID is 0 any more, the kernel drops all capabilities that
+    // were not kept (capabilities(7)).
     done(unsafe { libc::setresuid(uid, uid, uid) })?;
     if keep_net_admin {
         let kept = CapabilitySet::NET_ADMIN | CapabilitySet::NET_BIND_SERVICE;
@@ -104,8 +105,8 @@ fn become_user(uid: u32, gid: u32, keep_net_admin: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// On a kernel without Landlock (before 5.13, or disabled) only the user and the seccomp filter protect, which also
-/// forbids opening files.
+/// Restricts the worker by Landlock. On a kernel without it (before 5.13, or disabled) only the
+/// other user and the seccomp filter restrict the worker. The filter also forbids opening files.
 ///
 /// [`Profile::Pipes`] has its own network namespace instead: its sockets must use the addresses and ports of the VM's
 /// connections.
@@ -218,7 +219,7 @@ const READER: &[libc::c_long] = &[
     libc::SYS_io_uring_enter,
 ];
 
-/// Every other system call fails with EPERM.
+/// Installs the seccomp filter: a system call outside the profile's list fails with EPERM.
 fn filter(profile: Profile) -> Result<(), SandboxError> {
     let error = |e: &dyn std::fmt::Display| SandboxError::Seccomp(e.to_string());
     let reader = match profile {

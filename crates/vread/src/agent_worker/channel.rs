@@ -95,8 +95,9 @@ impl Channel {
         Ok(())
     }
 
-    /// Queues messages and sends as many as the window and the stream accept. Call it without messages, too, whenever
-    /// something was received or time has passed.
+    /// Queues messages and sends as many as the window and the stream accept. Call it without
+    /// messages, too, whenever something was received or time has passed. An error gives the reason
+    /// why the channel must be closed.
     pub fn send(&mut self, now: Instant, messages: &[ToAgent]) -> Result<(), String> {
         for message in messages {
             self.window.push(message);

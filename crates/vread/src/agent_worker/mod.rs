@@ -44,9 +44,9 @@ use readers::ConnectedReaders;
 
 /// Longest sleep; the session needs a tick each second.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Sleep while a confirmation waits for a read to end, for the first polls...
+/// Sleep while a confirmation waits for a read to end, for the first [`SHORT_PENDING_POLLS`] polls.
 const MIN_PENDING_POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// ...and afterwards.
+/// Sleep while a confirmation waits for a read to end, after these polls.
 const MAX_PENDING_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Number of polls with the short sleep.
 const SHORT_PENDING_POLLS: u32 = 200;

@@ -27,7 +27,7 @@ pub struct ConnectedReaders {
 }
 
 impl ConnectedReaders {
-    /// Adds a reader; replaces one with the same name.
+    /// Adds a reader; replaces one with the same name. Fails if the hazard cells cannot be mapped.
     pub fn add(
         &mut self,
         name: String,

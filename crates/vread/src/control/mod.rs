@@ -48,7 +48,7 @@ impl std::fmt::Display for Role {
     }
 }
 
-/// The format of an image file. The hypervisor or the operator states it; nobody probes it.
+/// The format of an image file. The hypervisor or the operator states it; viola never probes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
@@ -73,7 +73,7 @@ pub struct ImageSpec {
     pub layers: Vec<Format>,
     /// Path of the active file, for messages only.
     pub path: String,
-    /// Device and inode number of the active file, by which a changed image is noticed.
+    /// Device and inode number of the active file, by which viola notices a changed image.
     pub file: (u64, u64),
 }
 
@@ -85,7 +85,7 @@ pub struct Limits {
     pub blocks: u32,
     /// Maximum number of extents of all named blocks.
     pub extents: u32,
-    /// Average number of new names per second.
+    /// Maximum number of new names per second, on average.
     pub names_per_s: u32,
 }
 
@@ -302,7 +302,7 @@ pub struct AgentStat {
     pub proved: BTreeMap<String, String>,
     /// Blocks named now.
     pub blocks: u64,
-    /// Bytes of these blocks.
+    /// Bytes of these blocks and their checksum files.
     pub bytes: u64,
     /// Extents of these blocks and their checksum files.
     pub extents: u64,

@@ -69,7 +69,8 @@ pub struct PeerStat {
     pub images: BTreeMap<String, Vec<u32>>,
     /// Readers of this host that may ask other hosts.
     pub askers: Vec<String>,
-    /// Refused connections: the certificate was unknown, or there was no valid TLS handshake.
+    /// Refused connections: the certificate was unknown, no valid TLS handshake or hello came, or
+    /// too many connections were open.
     pub strangers: u64,
     /// Counts by the other host's name.
     pub peers: BTreeMap<String, PeerCounts>,

@@ -30,7 +30,7 @@ pub enum WorkerSetup {
     Reader {
         /// Name of the VM in the configuration.
         vm: String,
-        /// User in the VM who owns the files.
+        /// ID of the user in the VM who owns the files.
         uid: u32,
         /// As for an agent worker.
         user: Option<(u32, u32)>,
@@ -47,7 +47,7 @@ pub enum WorkerSetup {
         listeners: usize,
         /// TCP ports to which the worker may connect.
         ports: Vec<u16>,
-        /// As above.
+        /// As for an agent worker.
         user: Option<(u32, u32)>,
     },
 }
@@ -65,7 +65,7 @@ pub struct PipeSetup {
     pub addresses: Vec<IpAddr>,
     /// Maximum number of pipes at a time.
     pub max_pipes: usize,
-    /// Maximum bytes per second of all pipes together.
+    /// Maximum bytes per second of all pipes together; `None` for no limit.
     #[serde(default)]
     pub rate: Option<u64>,
 }

@@ -223,7 +223,8 @@ impl Control {
     /// Returns the next datagram without waiting.
     ///
     /// # Errors
-    /// [`ControlError::Gone`] at the end of the connection.
+    /// [`ControlError::Gone`] at the end of the connection, [`ControlError::Garbage`] for an
+    /// invalid datagram, [`ControlError::Io`] for errors of the system call.
     pub fn receive<T: DeserializeOwned>(&self) -> Result<Option<Received<T>>, ControlError> {
         let mut bytes = vec![0u8; MAX_DATAGRAM];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];

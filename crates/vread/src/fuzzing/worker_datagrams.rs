@@ -54,7 +54,7 @@ pub fn worker_datagrams(input: &[u8]) {
                 }
             }
         }
-        // A worker receives orders from someone else than the daemon.
+        // A worker receives orders from a process other than the daemon.
         _ => {
             let mut inbox = Inbox::single(Control::from_fd(here));
             while let Some((received, to)) = inbox.next() {

@@ -15,8 +15,8 @@ use crate::poll;
 
 use crate::lock::lock;
 
-/// An agent worker that missed a deadline is not asked again for this long: a dead one may delay each reading thread
-/// once, not every block.
+/// Time for which the reader does not ask an agent worker again that missed a deadline. So a dead
+/// worker delays each reading thread once, and not at every block.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A reader's end of the socket to one agent worker.

@@ -35,7 +35,8 @@ const BUSY_POLL_INTERVAL: Duration = Duration::from_millis(50);
 const IDLE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Requests taken from the reader before the connections have their turn.
 const MAX_REQUESTS_PER_TURN: usize = 64;
-/// Answers that the reader has not received yet; no further requests are taken then.
+/// Maximum answers that the reader has not received yet. At this number the thread takes no further
+/// requests.
 const MAX_UNREAD_ANSWERS: usize = 256;
 /// Maximum hosts that a reader may ask.
 const MAX_SOURCES: usize = 64;

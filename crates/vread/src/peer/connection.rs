@@ -19,9 +19,9 @@ use super::wire::{ErrorCode, Located, MAX_OUTSTANDING, Message, ProtocolError, W
 
 /// Time limit for the host's welcome.
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(3);
-/// Silence after which the host is pinged while requests are pending...
+/// Silence after which this host pings the other one while requests are pending.
 const BUSY_PING_INTERVAL: Duration = Duration::from_millis(150);
-/// ...and while none are.
+/// Silence after which this host pings the other one while no request is pending.
 const IDLE_PING_INTERVAL: Duration = Duration::from_secs(5);
 /// Time limit for the answer to a ping.
 const PING_TIMEOUT: Duration = Duration::from_millis(500);

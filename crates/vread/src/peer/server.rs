@@ -35,7 +35,7 @@ const POOL_THREADS: usize = 8;
 const MAX_ANSWER_BYTES: usize = 8 << 20;
 /// Time limit for hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// Silence after which a connection is closed. The asking side pings far more often.
+/// Silence after which the server closes a connection. The asking side pings far more often.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest sleep.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);

@@ -97,7 +97,7 @@ impl std::fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// From PEM texts.
+    /// Parses certificate and key from PEM texts.
     ///
     /// # Errors
     /// [`PeerError`], also when they do not belong together.
@@ -199,7 +199,7 @@ impl Pinned {
     }
 }
 
-/// Never called, because only TLS 1.3 is enabled.
+/// Error of the TLS 1.2 functions. rustls never calls them, because only TLS 1.3 is enabled.
 fn old() -> Error {
     PeerIncompatible::Tls13RequiredForQuic.into()
 }

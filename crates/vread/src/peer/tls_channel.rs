@@ -127,7 +127,7 @@ impl TlsChannel {
         })
     }
 
-    /// Whether anything has come since this was last asked.
+    /// Whether bytes were received since the last call.
     pub fn take_received(&mut self) -> bool {
         std::mem::take(&mut self.received_any)
     }

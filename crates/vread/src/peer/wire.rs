@@ -38,7 +38,7 @@ pub const MAX_OUTSTANDING: usize = 64;
 pub const MAX_NAME: usize = 200;
 /// Length of the header, bytes.
 pub const HEADER: usize = 16;
-/// Maximum length of a frame without its header and without bytes of blocks.
+/// Maximum length of a frame without its header and without bytes of blocks, bytes.
 const MAX_BODY: usize = 512;
 
 const HELLO: u8 = 1;
@@ -126,7 +126,7 @@ pub enum Message {
     },
     /// Asks for bytes of a block, all of which must be within the file.
     Read {
-        /// Which.
+        /// The block.
         key: BlockKey,
         /// Whether the checksum file is meant.
         meta: bool,
@@ -252,8 +252,10 @@ pub(super) struct Header {
 }
 
 impl Header {
+    /// Parses a header.
+    ///
     /// # Errors
-    /// When the header is invalid.
+    /// When a reserved byte is not 0, the frame is too long, or a code is not allowed.
     pub(super) fn parse(bytes: &[u8; HEADER]) -> Result<Self, ProtocolError> {
         let [a, b, c, d, kind, code, zero, zeros, id @ ..] = *bytes;
         let head = Self {

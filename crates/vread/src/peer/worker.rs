@@ -37,7 +37,7 @@ pub struct Params {
 /// The process must be the worker's own: a panic in any thread ends it.
 ///
 /// # Errors
-/// When a parameter is invalid.
+/// When a parameter is invalid, a thread cannot start, or `poll` fails.
 pub fn run(params: Params, inbox: Inbox) -> io::Result<()> {
     end_on_panic();
     work(params, inbox)
