@@ -84,7 +84,8 @@ impl FrameReader {
         }
     }
 
-    /// The next complete message; `None` when the reader has no complete frame.
+    /// The next complete message, or [`BadMessage`] for a frame without a valid one; `None` when
+    /// the reader has no complete frame.
     #[allow(
         clippy::should_implement_trait,
         reason = "the caller names the message's type and may call `fill` in between"
