@@ -93,7 +93,7 @@ impl Cap {
         (2 * self.quota).max(2 * MIN_CAPPED_RUN)
     }
 
-    /// What must be left before a capped VM runs again, ns.
+    /// Quota that must be left before a capped VM runs again, ns.
     fn resume_quota(&self) -> i64 {
         (self.quota / 2).max(MIN_CAPPED_RUN)
     }
@@ -135,8 +135,8 @@ impl Cap {
         }
     }
 
-    /// How long the VM may run from now if it keeps half a quota for later, ns ([`FOREVER`] without a cap). What it keeps it
-    /// does not lose: one unused quota is carried over.
+    /// How long the VM may run from now if it keeps half a quota for later, ns ([`FOREVER`] without
+    /// a cap). The next window adds to that half: one unused quota is carried over.
     pub(crate) fn budget_above_reserve(&self) -> Nanos {
         if self.quota == 0 {
             FOREVER
@@ -145,7 +145,7 @@ impl Cap {
         }
     }
 
-    /// When a capped VM may run again.
+    /// Time at which a capped VM may run again, ns; [`FOREVER`] if the VM is not capped.
     pub(crate) fn refill_at(&self, windows: &Windows) -> Nanos {
         if !self.capped {
             return FOREVER;

@@ -314,7 +314,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// One of them.
+    /// The figure of this kind, ns.
     pub fn get(&self, figure: Figure) -> Option<Nanos> {
         match figure {
             Figure::PacketDelay => self.packet_delay,
@@ -323,7 +323,7 @@ impl Figures {
         }
     }
 
-    /// The best that is known.
+    /// The best figure that is known, ns.
     pub fn best(&self) -> Option<(Figure, Nanos)> {
         let all = [Figure::PacketDelay, Figure::ResidualWait, Figure::MeanWait];
         all.into_iter().find_map(|f| Some((f, self.get(f)?)))
@@ -347,7 +347,7 @@ impl Advice {
         self.now >= 2 * MS && self.after <= self.now / 2
     }
 
-    /// Name of `now`.
+    /// Name of the figure in `now`.
     pub fn what(&self) -> String {
         self.figure.map_or("worst wait".into(), |f| f.to_string())
     }

@@ -20,7 +20,8 @@
 //!   stays so. The reserve returns by one microslice in each cycle without a packet, and at once as far as the VM sleeps.
 //!
 //! An LSVM therefore waits for as long as its piece takes the others to make up for: (1 - s)/s of the piece, and a
-//! microslice more while its reserve returns. This is never longer than a slice of [`Config::quiet_slice`] costs it.
+//! microslice more while its reserve returns. The longest wait is the one after a piece of
+//! [`Config::quiet_slice`].
 //!
 //! No pattern of sleeping and waking gets a VM more than its share plus the credit it saved up.
 
@@ -49,8 +50,9 @@ pub struct Config {
     /// Longest slice of a busy LSVM without packets, used only where packets are seen: at least its microslice, at most
     /// 100 ms.
     pub quiet_slice: Nanos,
-    /// Longest slice of an LSVM whose packets have spent its reserve: at least its microslice, at most 100 ms. Shorter ones
-    /// cost a server requests, longer ones its 99th percentile (decision 031 has measurements).
+    /// Longest slice of an LSVM whose packets have spent its reserve: at least its microslice, at
+    /// most 100 ms. Shorter slices lower a server's request rate, longer ones raise the 99th
+    /// percentile of its response times (decision 031 has measurements).
     pub cycle_slice: Nanos,
 }
 

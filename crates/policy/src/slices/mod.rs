@@ -10,15 +10,15 @@
 //! VM that wakes preempts a lower-ranked one at once, without a round trip through the controller, and a VM that blocks
 //! leaves the core to the next one.
 //!
-//! | part | room for |
+//! | part | what it is |
 //! |---|---|
 //! | [`Interleaved`] | the default algorithm |
 //! | [`Paper`] | Algorithm 1 of the dissertation |
 //! | [`Credit`] | Xen's credit scheduler, the dissertation's baseline |
 //! | [`model`] | the dissertation's equations |
-//! | [`OpenRequests`] | tells from a VM's packets whether it has requests to answer |
-//! | [`classify`] | chooses the class of a VM |
-//! | `simulate` | runs any scheduler on a simulated core, for tests (feature `testing`) |
+//! | [`OpenRequests`] | the requests that a VM has to answer, from its packets |
+//! | [`classify`] | the choice of a VM's class |
+//! | `simulate` | a simulated core that runs any scheduler, for tests (feature `testing`) |
 
 pub(crate) mod caps;
 mod credit;
@@ -79,7 +79,8 @@ pub struct Params {
     pub microslice: Nanos,
 }
 
-/// The packets of a VM since the last decision. (A packet wakes a sleeping VM anyway.)
+/// The packets of a VM since the last decision. They matter for a VM that wants to run; a sleeping
+/// VM is woken by its packets in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Io {
     /// The driver does not see this VM's packets.

@@ -10,7 +10,7 @@ const MAX_REPLY_GAP: Nanos = 250 * US;
 /// [`Packets::open`] starts anew after so long without a packet to the VM, ns.
 const OPEN_TIMEOUT: Nanos = 100 * MS;
 /// Mean gap between packets to a VM below which it always has a request to answer, ns. To end a piece after each reply
-/// would cost more than the piece.
+/// would cost more time than the piece itself.
 const DENSE_GAP: u32 = 100_000;
 /// Longest gap that counts for a mean, ns.
 const MAX_GAP: Nanos = 10 * MS;
@@ -27,15 +27,16 @@ pub struct Packets {
     /// Number of packets to the VM less those of the VM, at least 0. It starts anew after [`OPEN_TIMEOUT`] without a
     /// packet to the VM.
     pub open: u32,
-    /// Moving mean of the gaps between packets to the VM, ns; a new gap of at most 10 ms counts an eighth.
+    /// Moving mean of the gaps between packets to the VM, ns. A new gap counts an eighth; one above
+    /// 10 ms counts as 10 ms.
     pub gap: u32,
-    /// Moving mean of the time from a packet of the VM to the next packet to it, ns; a new one of at most 10 ms counts an
-    /// eighth.
+    /// Moving mean of the time from a packet of the VM to the next packet to it, ns, formed as
+    /// `gap`.
     pub think: u32,
 }
 
 impl Packets {
-    /// Counts packets to the VM at `now`. The accounting program does the same.
+    /// Counts packets to the VM at `now` (ns). The accounting program does the same.
     pub fn count_requests(&mut self, now: Nanos, packets: u32) {
         let gap = now.saturating_sub(self.request_at);
         if gap > OPEN_TIMEOUT {
@@ -49,7 +50,7 @@ impl Packets {
         self.open = self.open.saturating_add(packets);
     }
 
-    /// Counts a packet of the VM at `now`.
+    /// Counts a packet of the VM at `now` (ns).
     pub fn count_reply(&mut self, now: Nanos) {
         self.reply_at = now;
         self.open = self.open.saturating_sub(1);

@@ -67,8 +67,9 @@ impl Boost {
         }
     }
 
-    /// Whether the VM computes beside its requests. Only then its piece ends with the answer, and it saves lag in large steps:
-    /// another VM that wants to run may have an answer to finish, and sleeps after it.
+    /// Whether the VM computes beside its requests. The piece of such a VM ends with the answer,
+    /// and the VM saves lag in large steps. A VM that does not compute but wants to run may have
+    /// the rest of an answer to send, and sleeps after it.
     fn computes(&self) -> bool {
         self.idle_pieces >= MIN_IDLE_PIECES
     }
@@ -122,8 +123,8 @@ impl Interleaved {
             (boost.slice, boost.stop_lag) = if lag < -one {
                 (boost.cycle, floor)
             } else {
-                // A request is worth a microslice, not the whole reserve. What exceeds the reserve the VM would run soon
-                // anyway.
+                // A request costs a microslice of the reserve, not all of it. The VM may also run
+                // the lag beyond the reserve now: it would do so soon in any case.
                 (micro, (lag + one).min(max_lag))
             };
         }
@@ -195,7 +196,7 @@ impl Interleaved {
             boost.stop_lag = self.ledger.lag_after(i, boost.slice);
             return;
         }
-        // What it does not need for packets it saves.
+        // The VM saves the lag that its packets do not need.
         let is_full = boost.stop_lag >= max_lag && io == Io::Idle;
         boost.cycle = (boost.cycle * 2 / 3).max(micro);
         boost.quiet = match is_full {
