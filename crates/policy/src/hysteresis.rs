@@ -17,7 +17,7 @@ pub(crate) enum Step {
     Changed,
 }
 
-/// A value that does not flap.
+/// A value that changes only after several windows in a row have asked for the same change.
 #[derive(Debug, Clone)]
 pub(crate) struct Hysteresis<T> {
     value: T,

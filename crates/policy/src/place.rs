@@ -141,21 +141,22 @@ pub struct Placement {
     pub why: Reason,
 }
 
-/// Load of a hyperthread that its sibling feels: two threads do about 1.3 times the work of one.
+/// Part of a hyperthread's load that counts on its sibling too: two hyperthreads do about 1.3 times
+/// the work of one.
 const SMT_SIBLING_LOAD: f64 = 0.5;
-/// Minimum load of a vCPU, so that idle VMs are spread too.
+/// Minimum load of a vCPU, as a part of a core, so that idle VMs are spread too.
 const MIN_LOAD: f64 = 0.05;
 /// Cost of two latency-sensitive vCPUs on one core beyond their load, in busy vCPUs.
 const LS_PAIR_COST: f64 = 0.6;
 /// Cost of two vCPUs of one VM on one core beyond their load, in busy vCPUs.
 const SAME_VM_COST: f64 = 1.0;
-/// Minimum size of a vCPU in the cost of such a pair.
+/// Minimum size of a vCPU in the cost of such a pair, in busy vCPUs.
 const MIN_PAIR_SIZE: f64 = 0.5;
-/// Smaller differences count as none.
+/// Costs that differ by less than this, in busy vCPUs, count as equal.
 const ROUNDING: f64 = 1e-9;
 /// Cost of memory on a remote node, in busy vCPUs.
 const REMOTE_MEMORY_COST: f64 = 0.3;
-/// Minimum size of a vCPU when a move is weighed: a vCPU that hardly runs stays.
+/// Minimum size of a vCPU, in busy vCPUs, when a move is weighed: a vCPU that hardly runs stays.
 const MIN_MOVE_SIZE: f64 = 0.25;
 
 /// Cost of a vCPU on a core, for itself and the others there: products of their sizes (in busy vCPUs of mean weight).
@@ -404,8 +405,8 @@ impl<'a> Draft<'a> {
         best.map(|(_, i, c, why)| (i, c, why))
     }
 
-    /// The exchange of two vCPUs with the largest gain, among those that relieve both by more than `threshold` each on
-    /// average. The vCPU that gains more comes first.
+    /// The exchange of two vCPUs with the largest gain, among those that relieve a vCPU by more
+    /// than `threshold` on average over the two. The vCPU that gains more comes first.
     fn best_exchange(&mut self, threshold: f64) -> Option<(usize, usize, Reason)> {
         let mut best: Option<(f64, usize, usize, Reason)> = None;
         for i in 0..self.demands.len() {

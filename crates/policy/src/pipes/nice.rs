@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A VM's weight as the kernel's nice value, for the process that works in its place.
+//! A VM's weight as the kernel's nice value, for the worker process that sends on behalf of the VM.
 
 use crate::slices::DEFAULT_WEIGHT;
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A token bucket: so many bytes per second on average, and at most a tenth of a second's worth at once.
+//! A token bucket: a given number of bytes per second on average, and at most what a tenth of a
+//! second brings at once.
 
 const SECOND: u64 = 1_000_000_000;
 

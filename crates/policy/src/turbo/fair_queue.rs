@@ -392,7 +392,8 @@ impl FairQueue {
     }
 }
 
-/// Debt beyond two slices of VMs that pay for turbo usage: it may come as one lump per accounting.
+/// Maximum debt beyond two slices of VMs that pay for turbo usage, ns: the usage of a whole
+/// accounting interval may be charged at once.
 pub(super) const MAX_TURBO_DEBT: Nanos = 2 * ACCOUNTING_INTERVAL;
 
 /// What a VM ran that counts in its pool, ns.

@@ -11,7 +11,8 @@
 use super::{ACCOUNTING_INTERVAL, TURBO_SLOT};
 use crate::slices::{Activity, MS, Nanos};
 
-/// Maximum that is saved up, ns. What a VM is due becomes known after an accounting of its regular cores.
+/// Maximum of the account, ns. It bridges the time until the regular cores have accounted what the
+/// VM is due.
 const MAX_SAVED: i64 = ACCOUNTING_INTERVAL as i64 / 2;
 /// Budget while no regular vCPU waits but one may begin to.
 const RECHECK_INTERVAL: Nanos = 2 * MS;
@@ -19,7 +20,7 @@ const RECHECK_INTERVAL: Nanos = 2 * MS;
 const MIN_LEFT: i64 = -(20 * MS as i64);
 /// Account from which a held turbo vCPU runs again, ns.
 const RESUME_LEFT: i64 = TURBO_SLOT as i64;
-/// Maximum hold, for when nothing is known of the regular cores.
+/// Maximum hold, for a VM whose regular cores report nothing.
 const HOLD_TIMEOUT: Nanos = 2 * ACCOUNTING_INTERVAL;
 /// Hold of a moderated turbo vCPU that runs out of work.
 pub(super) const MODERATION_INTERVAL: Nanos = 2 * MS;
