@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! CPU mechanisms behind one trait, [`Mechanism`]: they bring a [`Plan`] about.
+//! CPU mechanisms behind one trait, [`Mechanism`]: they carry a [`Plan`] out.
 //!
 //! | mechanism | class of the VMs' threads | needs | gives |
 //! |---|---|---|---|

@@ -100,7 +100,8 @@ pub trait Mechanism {
     /// Its name: `slots`, `sched_ext` or `eevdf`.
     fn name(&self) -> &'static str;
 
-    /// Brings the plan about, and restores the threads of cores and VMs that are no longer in it. `vms` are the VMs of this host.
+    /// Carries the plan out, and restores the threads of cores and VMs that are no longer in it.
+    /// `vms` are the VMs of this host; `acct` is the accounting program, if it is loaded.
     ///
     /// # Errors
     /// [`SchedError`]. The threads that it could not manage are back in stock scheduling then.

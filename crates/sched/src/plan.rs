@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a mechanism shall bring about.
+//! The plan that a mechanism carries out: which VMs run on which cores, and how.
 
 use viola_policy::slices::{MS, Nanos, Params};
 
 /// The algorithm of a core (see the `policy` crate).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Algorithm {
-    /// Exactly protected slices; microslices of latency-sensitive VMs are cut into the others' slices. The default.
+    /// The default: batch VMs get slices of exact length, and microslices of latency-sensitive VMs
+    /// interrupt these slices.
     #[default]
     Interleaved,
     /// vSlicer's Algorithm 1 to the letter.
@@ -87,7 +88,7 @@ pub struct Plan {
     pub cores: Vec<CorePlan>,
 }
 
-/// Default slice of batch VMs: EEVDF's slice for a busy task at HZ=250.
+/// Default slice of batch VMs, ns: EEVDF's slice for a busy task at HZ=250.
 pub const BATCH_SLICE: Nanos = 4 * MS;
-/// The papers' slice.
+/// The papers' slice, ns.
 pub const PAPER_SLICE: Nanos = 30 * MS;

@@ -25,23 +25,23 @@ pub enum RestoreError {
     /// The file of saved attributes cannot be read or written.
     #[error("{path}: {source}", path = path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
     /// The file of saved attributes is damaged.
     #[error("{path} is not a file of saved attributes ({why}); remove it, and set the class of the VMs' threads with chrt", path = path.display())]
     Damaged {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// What is wrong with it.
         why: String,
     },
-    /// A thread's attributes.
+    /// A thread's attributes could not be read or set.
     #[error(transparent)]
     Attr(#[from] AttrError),
-    /// Reading procfs.
+    /// A file of procfs could not be read.
     #[error(transparent)]
     Host(#[from] HostError),
 }
@@ -53,7 +53,7 @@ pub struct SavedVm {
     pub id: String,
     /// Main process.
     pub pid: Tid,
-    /// Its start time; identifies the process when the number is reused.
+    /// Its start time, clock ticks after boot; identifies the process when the number is reused.
     pub start_time: u64,
     /// Attributes for threads that are not listed: those of the main thread.
     pub default: SchedAttr,
@@ -218,7 +218,7 @@ fn is_ours(attr: &SchedAttr) -> bool {
 /// Restores every VM of the file, and removes the file when nothing failed.
 ///
 /// # Errors
-/// The last [`RestoreError`]; the other VMs are restored all the same.
+/// The last [`RestoreError`]; the other VMs are still restored.
 pub fn restore_file(path: &Path) -> Result<RestoreCount, RestoreError> {
     let done = restore_all(path)?;
     let _ = fs::remove_file(path);
@@ -247,8 +247,8 @@ fn restore_all(path: &Path) -> Result<RestoreCount, RestoreError> {
     failed.map_or(Ok(done), Err)
 }
 
-/// Restores one VM; returns the number of changes. Repeats until nothing is left, since the guest may fork meanwhile: what a
-/// restored thread forks is restored by inheritance.
+/// Restores one VM; returns the number of changes. Repeats until nothing is left, since the guest
+/// may fork meanwhile: a process that a restored thread forks inherits the restored attributes.
 ///
 /// # Errors
 /// [`RestoreError`].

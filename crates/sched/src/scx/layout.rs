@@ -10,23 +10,23 @@ pub const ROWS: usize = viola_policy::slices::MAX_VMS;
 /// VM ids on one host are `1..VM_IDS`.
 pub const VM_IDS: u32 = 256;
 
-/// `struct vm_params`
+/// Parameters of a VM: `struct vm_params`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct VmParams {
     /// VM id; 0: the row is vacant.
     pub id: u32,
-    /// Latency-sensitive.
+    /// 1: latency-sensitive.
     pub ls: u32,
-    /// 1..=65535
+    /// Weight, 1..=65535.
     pub weight: u32,
-    /// Thousandths of the core; 0: no cap.
+    /// Cap, thousandths of the core; 0: no cap.
     pub cap_permille: u32,
-    /// ns
+    /// Microslice, ns.
     pub microslice: Nanos,
-    /// On a core of a pool: the VM's regular vCPUs on this core...
+    /// On a core of a pool: number of the VM's regular vCPUs on this core.
     pub here: u32,
-    /// ...and on all cores.
+    /// The same, on all cores.
     pub of: u32,
 }
 
@@ -39,7 +39,7 @@ pub enum Kind {
     Turbo = 2,
 }
 
-/// `struct core_plan`
+/// The plan of a core: `struct core_plan`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CoreRows {
@@ -75,7 +75,7 @@ pub struct VmStats {
     pub boosts: u64,
 }
 
-/// `struct core_stats`
+/// What scheduling cost on a core: `struct core_stats`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CoreStats {
@@ -93,17 +93,18 @@ pub struct CoreStats {
     pub starved: u64,
 }
 
-/// `struct scx_end`
+/// How the scheduler ended: `struct scx_end`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ExitInfo {
+    /// The kernel's `scx_exit_kind`; 0: the scheduler runs.
     pub kind: u32,
     pub pad: u32,
     pub reason: [u8; 128],
     pub message: [u8; 256],
 }
 
-/// `struct scx_enrol`
+/// Assigns a thread to a VM, or with id 0 to none: `struct scx_enrol`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Enrol {
@@ -167,7 +168,8 @@ pub(super) unsafe trait Plain: Copy {
     }
 
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        // SAFETY: as long as the value, which any bytes are; read unaligned.
+        // SAFETY: the bytes are as long as the value, any bytes are a value, and the read is
+        // unaligned.
         (bytes.len() == size_of::<Self>())
             .then(|| unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
     }

@@ -22,7 +22,7 @@ pub enum ScxError {
     /// The kernel has no sched_ext.
     #[error("the kernel was built without CONFIG_SCHED_CLASS_EXT; Linux 6.12 or later can have it")]
     NoClass,
-    /// Not allowed.
+    /// viola lacks a capability.
     #[error("loading a scheduler needs CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN: run viola as root")]
     Privilege,
     /// Another scheduler is loaded; the kernel has room for one.
@@ -165,11 +165,11 @@ impl Loaded {
         }
         for mut map in self.object.maps_mut() {
             if map.name() == "viola_ops" {
-                self.link = Some(map.attach_struct_ops().map_err(at("putting it to work"))?);
+                self.link = Some(map.attach_struct_ops().map_err(at("attaching it"))?);
                 return Ok(());
             }
         }
-        Err(missing("putting it to work"))
+        Err(missing("attaching it"))
     }
 
     /// Gives a core its plan. `seq` is 1 for the first plan, and one more for each further one.
@@ -195,11 +195,11 @@ impl Loaded {
                         context_in: Some(&mut args),
                         ..Default::default()
                     })
-                    .map_err(at("naming a thread"))?;
+                    .map_err(at("assigning a thread"))?;
                 return Ok(out.return_value == 1);
             }
         }
-        Err(missing("naming a thread"))
+        Err(missing("assigning a thread"))
     }
 
     /// How it ended, if it ended without being asked to.

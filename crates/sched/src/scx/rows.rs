@@ -9,7 +9,7 @@ use super::layout::{CoreRows, Kind, NAME, ROWS, VM_IDS, VmParams};
 use crate::mechanism::SchedError;
 use crate::plan::{Algorithm, CorePlan, VmPlan};
 
-/// VmIds of VMs, by main process.
+/// The scheduler's ids of the VMs, by main process.
 #[derive(Default)]
 pub(super) struct VmIds {
     pub of: BTreeMap<i32, u32>,

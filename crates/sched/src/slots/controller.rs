@@ -245,7 +245,7 @@ impl Core {
             if !held && threads.is_held_elsewhere() {
                 let cpu = own.cpu.load(Ordering::Relaxed);
                 calls += u64::from(threads.hold(false, |tid| set_cpu(tid, cpu)).calls);
-                // Step again at once: the returned thread may change the decision.
+                // Step again at once: the threads that came back may change the decision.
                 step_again = true;
             }
             let applied = if in_budget {
@@ -349,7 +349,7 @@ impl Core {
         notify_wake
     }
 
-    /// Returns threads that are held on another core.
+    /// Moves threads back that are held on another core.
     fn release_held(&mut self, own: &SharedCore) {
         let cpu = own.cpu.load(Ordering::Relaxed);
         for threads in &mut self.threads {

@@ -61,7 +61,7 @@ impl Filler {
             return;
         }
         if from == FILL {
-            // It may not get the core by itself.
+            // The filler may not get the core to raise its own priority.
             let tid = self.shared.tid.load(Ordering::Acquire);
             if tid != 0 {
                 set_fifo(tid, FILLER_IDLE_PRIORITY);

@@ -219,7 +219,6 @@ impl Slots {
                 }
             }
         };
-        // The watchdog has restored; once more costs nothing, and covers one that was killed.
         std::thread::sleep(Duration::from_millis(1));
         // The watchdog has restored the threads. Restoring again costs little and covers a watchdog that was killed.
         restore_file(&self.saved)?;
@@ -231,7 +230,7 @@ impl Slots {
     }
 }
 
-/// Returns threads that a killed controller left on another core.
+/// Moves threads back that a killed controller left on another core.
 fn release_held(plan: &Plan) {
     for core in &plan.cores {
         for vm in &core.vms {

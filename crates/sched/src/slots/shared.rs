@@ -46,7 +46,8 @@ pub struct SharedCore {
     pub resync: AtomicU32,
     /// errno of a refused priority change (such as EPERM in a group without real-time runtime), else 0.
     pub refused: AtomicU32,
-    /// On a regular core, by index in the accounting program: all time that the VM was ever due here.
+    /// On a regular core, by index in the accounting program: all time that the VM was ever due
+    /// here (ns) times two, plus 1 while the VM waits for the core.
     dues: [AtomicU64; MAX_INDEX],
     plan: std::cell::UnsafeCell<PlanRows>,
 }
@@ -175,14 +176,15 @@ impl SharedCore {
         (self.seq.load(Ordering::Relaxed) == seq).then_some(seq)
     }
 
-    /// Publishes the time that a VM was ever due on this core (ns), and whether it waits for it, for the turbo cores.
+    /// Publishes the time that a VM was ever due on this core (ns), and whether the VM waits for
+    /// the core. The turbo cores read both.
     pub fn set_due(&self, index: u32, (due, waits): (u64, bool)) {
         if let Some(row) = self.dues.get(index as usize) {
             row.store(due << 1 | u64::from(waits), Ordering::Relaxed);
         }
     }
 
-    /// The values last published.
+    /// The values of the last [`SharedCore::set_due`].
     pub fn due(&self, index: u32) -> (u64, bool) {
         let row = self.dues.get(index as usize);
         let row = row.map_or(0, |row| row.load(Ordering::Relaxed));

@@ -37,10 +37,10 @@ pub struct HelperArgs {
     pub cpus: u32,
     /// File with the attributes to restore.
     pub saved: std::path::PathBuf,
-    /// CPUs for the controller threads and everything else: those that are not managed; without any, those that the host uses too;
-    /// empty without those either.
+    /// CPUs for the controller threads and the watchdog: those that are not managed. If there are
+    /// none, the managed ones that the host uses too. Empty if there are none of these either.
     pub spare_cpus: Vec<u32>,
-    /// VMs have real-time threads on all CPUs, on some within a budget.
+    /// Whether VMs have real-time threads on all CPUs, on some of them within a budget.
     pub crowded: bool,
     /// Managed cores, in the order of the shared memory.
     pub cores: Vec<CoreArgs>,

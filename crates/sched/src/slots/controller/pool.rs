@@ -42,8 +42,9 @@ impl Core {
         scheduler.add_other_cores(&self.elsewhere);
     }
 
-    /// All time that a VM (position in the plan, and index) ever ran on the other cores of the pools, as far as it matters here
-    /// (time on regular cores only counts against a cap), and was ever due there.
+    /// All time (ns) that a VM ever ran on the other cores of the pools, and was ever due there.
+    /// `i` is its position in the plan, `index` its index in the accounting program. For a VM
+    /// without a cap only turbo cores count: time on regular cores matters for the cap alone.
     pub(super) fn ran_elsewhere(
         &self,
         shared: &SharedMemory,
