@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Opens the files of a VM's disks.
 //!
-//! A path from the hypervisor is not enough: it may belong to another mount namespace, may name another file by now, and the
-//! VM's process chose it. So these functions open only a file that this process has open itself, and only for what the process
-//! may do with it: a descriptor of O_PATH, which needs no right to the file, is none, nor is one opened for writing only.
+//! A path from the hypervisor is not enough: it may belong to another mount namespace, may name
+//! another file by now, and the VM's process chose it. So these functions open only a file that the
+//! VM's process has open, and only with the access that one of its descriptors gives. A descriptor
+//! of O_PATH gives none, because opening it needs no right to the file; one for writing only gives
+//! none either.
 //!
-//! The descriptor is fetched out of the process (pidfd_getfd(2)), so that nothing can take its place between the look at it and
-//! its use. Where the kernel or a policy of ptrace(2) refuses that, the descriptor's flags and file are compared before and after.
+//! viola fetches the descriptor out of the process (pidfd_getfd(2)), so that the process cannot
+//! replace it between the check and the use. Where the kernel or a policy of ptrace(2) refuses
+//! that, viola compares the descriptor's flags and file before and after.
 
 use std::fs::{self, File};
 use std::io;
@@ -82,7 +85,8 @@ fn open_as_vm(vm: &Vm, path: &Path, access: Access) -> io::Result<File> {
     let pid = i32::try_from(vm.pid).ok().and_then(Pid::from_raw);
     let process = pidfd_open(pid.ok_or_else(gone)?, PidfdFlags::empty())?;
     let descriptor = find_descriptor(vm, path, access)?;
-    // The number belongs to the VM's process for as long as the pidfd was open: from before the search on.
+    // The start time shows that the pid is still the VM's. So it was the VM's when the pidfd was
+    // opened and during the search.
     let stat = proc::stat(vm.pid).map_err(io::Error::other)?;
     if stat.is_none_or(|stat| stat.start_time != vm.start_time) {
         return Err(gone());

@@ -26,7 +26,7 @@ pub struct HostFacts {
     pub isolated: CpuSet,
     /// `kernel.sched_rt_runtime_us`: microseconds per period that real-time threads may use of a CPU; -1 without limit.
     pub rt_runtime_us: Option<i64>,
-    /// `kernel.sched_rt_period_us`.
+    /// `kernel.sched_rt_period_us`: length of that period, microseconds.
     pub rt_period_us: Option<i64>,
     /// Whether control groups divide real-time runtime (`CONFIG_RT_GROUP_SCHED`); `None` when neither a control group nor
     /// the kernel's configuration shows it.

@@ -88,7 +88,7 @@ impl Place<'_> {
         Ok(false)
     }
 
-    /// The lowest quota of `group` and its ancestors below `above`.
+    /// The lowest quota of `group` and its ancestors below `above`, thousandths of a core.
     pub(super) fn lowest_quota(
         &self,
         group: &str,

@@ -7,9 +7,10 @@
 //! | `process.rs` | processes that are no VM |
 //! | `vm_process.rs` | processes that run a VM |
 //!
-//! A refresh reads `/proc/PID/stat` of every process. It examines only new processes further, and reads the line of one
-//! that has been no VM for 10 s only every 10 s. A known process is recognised by number, start time, name and stack
-//! address: the first two detect a reused number, the other two a process that has executed another program.
+//! A refresh reads `/proc/PID/stat` of the processes, and examines only new ones further. Once a
+//! process has been known for 10 s and is not a VM, the inventory reads its line only every 10 s.
+//! It recognises a known process by number, start time, name and stack address: the first two
+//! detect a reused number, the other two a process that has executed another program.
 
 mod process;
 mod vm_process;
@@ -200,7 +201,7 @@ impl Inventory {
                 vhosts.entry(owner).or_default().push(other.thread(*pid));
             }
         }
-        // The order in which the kernel lists them.
+        // Sorted as the kernel lists threads, by number.
         vhosts
             .values_mut()
             .for_each(|threads| threads.sort_by_key(|t| t.tid));

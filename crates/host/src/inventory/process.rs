@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use crate::proc::Stat;
 use crate::thread::{Thread, Tid};
 
-/// A process that is no VM is read at every refresh until it has been known for this time, and then this often: one that
-/// is old seldom becomes a VM.
+/// The inventory reads a process that is no VM at every refresh until it has known the process for
+/// this time, and then once in this time: an old process seldom becomes a VM.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A process that is no VM, or a thread in the kernel.

@@ -115,7 +115,7 @@ impl Libvirt {
         seconds: i32,
         count: u32,
     ) -> Result<(), String> {
-        // SAFETY: a connection that stands. 1 means that the other side cannot.
+        // SAFETY: the connection is open. 1 means that libvirt's daemon has no keep-alive.
         let done = unsafe { (self.keep_alive)(connection, seconds, count) };
         self.done(done)
     }
@@ -127,7 +127,7 @@ impl Libvirt {
         call: OnClose,
         opaque: *mut c_void,
     ) -> Result<(), String> {
-        // SAFETY: as asked for.
+        // SAFETY: the connection is open, and the caller keeps `opaque` alive.
         let done = unsafe { (self.on_close)(connection, call, opaque, null_mut()) };
         self.done(done)
     }
@@ -139,7 +139,7 @@ impl Libvirt {
         call: OnLife,
         opaque: *mut c_void,
     ) -> Result<(), String> {
-        // SAFETY: as asked for; the event's number says which kind of function it is.
+        // SAFETY: the caller keeps `opaque` alive; event 0 takes a callback of this type.
         let done = unsafe {
             (self.on_event)(
                 connection,
@@ -161,7 +161,7 @@ impl Libvirt {
         call: *mut c_void,
         opaque: *mut c_void,
     ) -> Result<(), String> {
-        // SAFETY: as asked for.
+        // SAFETY: the caller keeps `opaque` alive and passes a callback of the event's type.
         let done =
             unsafe { (self.on_event)(connection, null_mut(), event, call, opaque, null_mut()) };
         self.done(done)
@@ -170,7 +170,7 @@ impl Libvirt {
     /// The running domains.
     pub(super) fn domains(&self, connection: Handle) -> Result<Vec<Domain>, String> {
         let mut all: *mut Handle = null_mut();
-        // SAFETY: a connection that stands; the list is ours afterwards.
+        // SAFETY: the connection is open; the list is ours afterwards.
         let count = unsafe { (self.list)(connection, &raw mut all, ACTIVE) };
         self.done(count)?;
         let mut found = Vec::new();

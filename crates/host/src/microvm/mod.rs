@@ -19,7 +19,7 @@ use crate::vm::{Disk, Hypervisor, NicKind, ServiceKind, ServiceThread, Vcpu, pri
 use crate::vm_threads::VmThreads;
 use api::Answer;
 
-/// Interval between queries after an answer; also the longest one without.
+/// Interval between queries after an answer; also the longest interval while no answer comes.
 const MAX_QUERY_INTERVAL: Duration = Duration::from_secs(60);
 /// First interval after a query without answer; it doubles each time.
 const MIN_QUERY_INTERVAL: Duration = Duration::from_secs(2);

@@ -69,7 +69,8 @@ impl DiskWatch {
     }
 }
 
-/// Whether after this event the guest has restarted, has memory or disks of another time, or another file behind a disk.
+/// Whether this event tells that the guest may have restarted, that its memory or disks may have
+/// gone back to an earlier state, or that another file may be behind a disk.
 fn invalidates_disks(event: &str) -> bool {
     matches!(
         event,

@@ -207,9 +207,9 @@ fn pid_in_its_namespace(pid: Tid) -> Result<Tid, HostError> {
     Ok(proc::inner_tid(pid)?.unwrap_or(pid))
 }
 
-/// The present threads of a guest with `ncpus` vCPUs. `before` is the service list of the last time: a helper once seen in
-/// epoll_wait stays known while it is not children. Returns fewer vCPUs while they are not up, or where the kernel does not
-/// show the timers.
+/// The present threads of a guest with `ncpus` vCPUs. `before` is the service list of the last
+/// call: a thread that once was in epoll_wait counts as a helper from then on. Returns fewer vCPUs
+/// while some are not up, or where the kernel does not show the timers.
 pub(crate) fn threads(
     pid: Tid,
     ncpus: u32,
