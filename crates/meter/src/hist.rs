@@ -119,8 +119,9 @@ impl Waits {
         self.time += other.time;
     }
 
-    /// The residual wait (ns) that the fraction `q` (0..=1) of all moments does not exceed: how long the vCPU still waits, for
-    /// somebody who comes at a random moment. At a moment when the vCPU does not wait it is 0. `None` without time.
+    /// The residual wait (ns) that the fraction `q` (0..=1) of all moments does not exceed. The
+    /// residual wait at a moment is how long the vCPU still waits then; 0 when it does not wait.
+    /// `None` if the time is 0.
     ///
     /// A wait of length w is met with probability w/T, where T is the whole time, and then its rest is uniform on 0..w. So for
     /// all waits w together
@@ -158,7 +159,7 @@ impl Waits {
     }
 
     /// The mean residual wait, ns: the sum of w^2 / 2 over all waits w, divided by the whole time (Kleinrock, as above:
-    /// m2 / (2 m1) within a wait). `None` without time.
+    /// m2 / (2 m1) within a wait). `None` if the time is 0.
     ///
     /// Within a bucket from l to h, count n and sum s bound the sum of squares by s^2 / n and s (l + h) - n l h; the middle of
     /// both is taken, which is within 0.7 % of the truth for waits from 1.28 us to 0.92 s.

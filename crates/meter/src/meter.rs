@@ -19,13 +19,13 @@ use groups::{
 pub use packets::Unseen;
 use packets::WatchedNics;
 
-/// Fewest snapshots kept once there were so many.
+/// Minimum number of snapshots that the history keeps, once so many were taken.
 pub const MIN_HISTORY: usize = 50;
-/// Snapshots of at least this time are kept, up to [`MAX_HISTORY`] of them.
+/// The history keeps the snapshots of at least this time, ns, up to [`MAX_HISTORY`] of them.
 const MIN_HISTORY_NS: u64 = 6 * SECOND;
 const MAX_HISTORY: usize = 300;
 
-/// Disk counters take a system call per process, so they are read less often.
+/// Interval between readings of the disk counters, ns: they take a system call per process.
 const DISK_INTERVAL: u64 = SECOND;
 
 /// Follows VMs and accounts their time.

@@ -25,7 +25,8 @@ pub(crate) const RING_BYTES: u32 = 1 << 18;
 pub struct Account {
     /// The counters, which are read often.
     pub times: AccountTimes,
-    /// The waits that have ended; twenty times the size of the counters.
+    /// The waits that have ended. They are twenty times as large as the counters and are read
+    /// alone.
     pub waits: HistCounters,
 }
 
@@ -51,9 +52,9 @@ impl HistCounters {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct AccountTimes {
-    /// Time on a CPU, up to the last switch.
+    /// Time on a CPU, up to the last switch, ns.
     pub run: u64,
-    /// Time runnable while another thread ran.
+    /// Time runnable while another thread ran, ns.
     pub wait: u64,
     /// Wake-ups of its threads.
     pub wakes: u64,
@@ -61,7 +62,7 @@ pub struct AccountTimes {
     pub switches: u64,
     /// Times it lost the CPU while runnable.
     pub preempted: u64,
-    /// Start of the present run; 0 while not on a CPU.
+    /// Start of the present run, CLOCK_MONOTONIC, ns; 0 while not on a CPU.
     pub on_since: u64,
 }
 
@@ -69,9 +70,9 @@ pub struct AccountTimes {
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub struct CoreVm {
-    /// Time on this core, up to the last context switch.
+    /// Time on this core, up to the last context switch, ns.
     pub used: u64,
-    /// Start of the present run on this core; 0 while not on it.
+    /// Start of the present run on this core, CLOCK_MONOTONIC, ns; 0 while not on it.
     pub on_since: u64,
     /// Changes from not runnable to runnable.
     pub wakes: u64,
@@ -83,9 +84,10 @@ pub struct CoreVm {
     pub notify_io: u32,
     /// Packets to the VM less those of the VM, at least 0.
     pub open: u32,
-    /// Time of the last packet to the VM that may need a reply: any but TCP segments without data.
+    /// Time (ns) of the last packet to the VM that may need a reply: any but TCP segments without
+    /// data.
     pub request_at: u64,
-    /// Time of the VM's last packet that may be a reply.
+    /// Time of the VM's last packet that may be a reply, ns.
     pub reply_at: u64,
     /// Moving mean of the gaps between packets to the VM, ns.
     pub gap: u32,
@@ -110,9 +112,9 @@ pub enum NotifyIo {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct VmDelay {
-    /// Arrival of the oldest packet that waits; 0: none waits.
+    /// Arrival of the oldest packet that waits, CLOCK_MONOTONIC, ns; 0: none waits.
     pub oldest: u64,
-    /// A wake-up of the VM until a vCPU runs; 0: none.
+    /// Time of a wake-up that still waits for a vCPU to run, CLOCK_MONOTONIC, ns; 0: none.
     pub woken: u64,
     /// vCPU threads that run.
     pub running: i32,
@@ -168,7 +170,7 @@ pub struct Event {
     pub account: u32,
     /// Thread, for [`EventKind::Wake`] and [`EventKind::Fork`].
     pub tid: i32,
-    /// Time.
+    /// Time, CLOCK_MONOTONIC, ns.
     pub now: u64,
 }
 

@@ -35,7 +35,7 @@ pub enum AcctError {
         "the kernel has no BTF (/sys/kernel/btf/vmlinux): exact accounting needs CONFIG_DEBUG_INFO_BTF"
     )]
     NoBtf,
-    /// Not allowed.
+    /// viola lacks a capability.
     #[error("loading the accounting program needs CAP_BPF and CAP_PERFMON: run viola as root")]
     Privilege,
     /// libbpf or the kernel refused.
@@ -55,7 +55,7 @@ pub enum AcctError {
         tid: i32,
         /// Index of the VM.
         vm: u32,
-        /// Accounting account.
+        /// Index of the account.
         account: u32,
     },
     /// A map could not be mapped.

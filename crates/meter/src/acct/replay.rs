@@ -65,7 +65,7 @@ enum Action {
     Sleep,
 }
 
-/// Time before it, vCPU, action.
+/// Time before the action (ns), vCPU, action.
 type Step = (u64, usize, Action);
 
 fn steps(vcpus: usize) -> impl Strategy<Value = Vec<Step>> {

@@ -80,7 +80,8 @@ impl Meter {
             .collect())
     }
 
-    /// Has the accounting program watch the NICs of all followed VMs. A refusal costs the VMs their packet delays, nothing else.
+    /// Has the accounting program watch the NICs of all followed VMs. If it refuses, the VMs have no
+    /// packet delays; all other figures stay.
     pub(super) fn watch_nics(&mut self) {
         self.nics.refusal = self.try_watch_nics().err().map(|e| e.to_string());
     }
