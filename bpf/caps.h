@@ -31,7 +31,7 @@ __inline_fn s64 max_left(const struct vm_row *vm)
 	return max_s64(2 * vm->quota, 2 * MIN_CAPPED_RUN);
 }
 
-/* 1000 is one whole core. */
+/* Sets the cap of a VM, thousandths of a core; 0: none. */
 __inline_fn void set_cap(struct vm_row *vm, u32 permille)
 {
 	u32 first = vm->quota == 0;

@@ -2,7 +2,7 @@
 /*
  * The ledger of lags: policy's slices/lag.rs.
  *
- * BPF has no signed division; floor_div and is_behind do without.
+ * BPF has no signed division: floor_div divides unsigned numbers, is_greater compares products.
  */
 #ifndef VIOLA_LAG_H
 #define VIOLA_LAG_H

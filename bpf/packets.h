@@ -9,8 +9,9 @@ enum {
 	HEADER_BYTES = ETH_BYTES + 60 + 60,
 };
 
-/* Whether it is a TCP segment without data that opens no connection: such a segment needs no reply, and is none. The packet
- * begins `at` bytes after skb->data. Anything that cannot be parsed counts as a packet that needs a reply. */
+/* Whether it is a TCP segment without data that opens no connection: such a segment needs no reply,
+ * and does not count as a reply. The packet begins `at` bytes after skb->data. Anything that cannot
+ * be parsed counts as a packet that needs a reply. */
 static __always_inline int is_tcp_without_data(const struct sk_buff *skb, u32 at)
 {
 	u8 ip[IP6_BYTES] = {}, tcp[TCP_BYTES] = {};

@@ -78,7 +78,7 @@ void OPS(scx_enqueue, struct task_struct *p, u64 enq_flags)
 		insert(p, dsq_of(cpu, NOBODY), MAX_SLICE, now, enq_flags);
 		return;
 	}
-	/* Its run before it was assigned to the VM. */
+	/* It may have become runnable before it was assigned to the VM. */
 	add_runnable(c, t, cpu);
 	t->since = now;
 	if (is_next(c, t, row, now)) {
@@ -95,7 +95,8 @@ void OPS(scx_enqueue, struct task_struct *p, u64 enq_flags)
 		c->choose_again = 1;
 	insert(p, dsq_of(cpu, row), MAX_SLICE, t->service ? now - knobs.service_start : now, enq_flags);
 	running = c->running;
-	/* NOBODY: the core is idle, which the kernel ends by itself, or its thread has just stopped, after which the core chooses. */
+	/* NOBODY: the core is idle, and the kernel makes it choose; or its thread has just stopped,
+	 * and the core chooses in any case. */
 	if (running == NOBODY)
 		return;
 	if (running == STRAY) {

@@ -79,7 +79,7 @@ __inline_fn void slices_set_row(struct slices *c, u32 i, const struct vm_params 
 	vm->regular_waits = 0;
 	vm->due_known = 0;
 	vm->moderated = 0;
-	/* A whole core is no cap on one core; on several it is. */
+	/* A cap of a whole core limits only a VM that runs on several cores. */
 	set_cap(vm, c->kind == INTERLEAVED && cap >= 1000 ? 0 : cap < MAX_CAP ? cap : MAX_CAP);
 	if (vm->member)
 		pool_of(c, vm)->weight += vm->weight;

@@ -67,9 +67,9 @@ struct vm_params {
 	u32 ls;			/* latency-sensitive; on a turbo core: its turbo vCPU is here */
 	u32 weight;		/* 1..=65535 */
 	u32 cap_permille;	/* 0: none */
-	u64 microslice;
-	u32 here;		/* in a pool: its regular vCPUs on this core, */
-	u32 of;			/* and on all cores */
+	u64 microslice;		/* ns */
+	u32 here;		/* in a pool: number of its regular vCPUs on this core */
+	u32 of;			/* the same, on all cores */
 };
 
 struct vm_row {

@@ -169,7 +169,7 @@ __subprog int pooled_account(struct slices *c __arg_nonnull, u64 now)
 	return 0;
 }
 
-/* Who competes from now on; limits the credit of those that slept. */
+/* Updates the row's membership, and limits the credit of a VM that sleeps. */
 __subprog int pooled_update_member_row(struct slices *c __arg_nonnull, u32 i)
 {
 	struct vm_row *vm = row_at(c, i);
