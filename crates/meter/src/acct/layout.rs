@@ -25,8 +25,8 @@ pub(crate) const RING_BYTES: u32 = 1 << 18;
 pub struct Account {
     /// The counters, which are read often.
     pub times: AccountTimes,
-    /// The waits that have ended. They are twenty times as large as the counters and are read
-    /// alone.
+    /// The waits that have ended. They are twenty times as large as the counters, so each reading
+    /// takes one of the two.
     pub waits: HistCounters,
 }
 
