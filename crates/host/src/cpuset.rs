@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A set of CPU numbers, in the kernel's list form and bit mask form.
+//! A set of CPU numbers, in the kernel's list form and bit mask form (cpuset(7), "Formats").
 
 use std::collections::BTreeSet;
 use std::fmt;

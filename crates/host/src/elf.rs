@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Section names of an ELF file, to recognise a UML kernel.
+//! Section names of an ELF file (elf(5)), to recognise a UML kernel.
 
 use std::fs::File;
 use std::io;

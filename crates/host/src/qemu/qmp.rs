@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A connection to a QMP server (QEMU Machine Protocol).
+//! A connection to a QMP server (QEMU Machine Protocol; docs/interop/qmp-spec in QEMU).
 //!
 //! Own code rather than the `qapi` crate: viola sends a dozen commands, while `qapi` brings generated types for the whole
 //! schema, whose strictness turns answers of other QEMU versions into errors, and leaves bounds on line length and time to the
