@@ -38,8 +38,8 @@ impl fmt::Display for Hypervisor {
     }
 }
 
-/// `uml:NAME` or `qemu:NAME`: unique among the running VMs, and constant while a VM runs. A second VM of the same
-/// hypervisor and name is `qemu:NAME@PID`. Cloning is cheap.
+/// `HYPERVISOR:NAME`, for example `qemu:db01`: unique among the running VMs, and constant while a
+/// VM runs. A second VM of the same hypervisor and name is `qemu:db01@PID`. Cloning is cheap.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct VmId(Arc<str>);
@@ -118,7 +118,7 @@ pub struct ServiceThread {
 pub struct Disk {
     /// The image as the hypervisor names it; relative names are completed with its working directory.
     pub path: PathBuf,
-    /// UML: the guest's name (`ubda`). QEMU: device or node name.
+    /// UML: the guest's name (`ubda`). QEMU: device or node name. Others: the drive's id.
     pub device: String,
     /// Whether the guest has it read-only.
     pub read_only: bool,
@@ -180,7 +180,8 @@ pub struct Vm {
     pub cgroup: Option<Cgroup>,
     /// CPUs that any of its vCPUs may run on.
     pub cores: CpuSet,
-    /// Run state from QMP (`running`, `paused`...) or libvirt; `None` when neither was queried.
+    /// Run state (`running`, `paused`...) from QMP, the hypervisor's HTTP interface or libvirt;
+    /// `None` when none of them has answered.
     pub status: Option<String>,
     /// QEMU's `-uuid`.
     #[serde(default)]

@@ -286,7 +286,8 @@ fn is_stub(main: Tid, child: &Stat) -> Result<bool, HostError> {
 }
 
 fn waits_in_epoll(tid: Tid) -> Result<bool, HostError> {
-    // Only those who may trace the guest can read it; others take the thread for the disk helper.
+    // Reading it needs the right to trace the guest. Without it the thread counts as the disk
+    // helper.
     let wchan = match proc::wchan(tid) {
         Err(HostError::Read { .. }) => None,
         other => other?,
