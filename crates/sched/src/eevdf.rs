@@ -2,8 +2,9 @@
 //! Shorter slices for latency-sensitive VMs in the kernel's fair class (Linux 6.12: the runtime of sched_setattr(2) is the slice
 //! of a fair task).
 //!
-//! It uses no real-time class, no controller and no set-aside cores, for hosts whose cores have other work too. A VM that wakes
-//! gains; a busy VM gains little, since the kernel enforces slices at its tick.
+//! It is for hosts whose cores have other work too: the threads stay in the fair class, and it
+//! needs neither a controller nor cores set aside for VMs. A VM that wakes gains; a busy VM gains
+//! little, since the kernel enforces slices at its tick.
 
 use std::path::PathBuf;
 

@@ -310,9 +310,10 @@ impl Core {
         own.beat.store(now, Ordering::Release);
     }
 
-    /// Sets the time of the next step: the end of the decision, or when a VM that can run now may have used its budget. Those are
-    /// the runnable VM of the highest rank, and all above it, since they may wake. When they seldom wake, a notification is
-    /// cheaper than polling. Returns whether to request it.
+    /// Sets the time of the next step: the end of the decision, or when a VM that can run now may
+    /// have used its budget. The VMs that can run now are the runnable one of the highest rank, and
+    /// those above it, which may wake. When they seldom wake, a notification is cheaper than
+    /// polling. Returns whether to request it.
     fn set_next_step(&mut self, now: Nanos) -> bool {
         let top = std::iter::zip(&self.seen, &self.decision.ranks)
             .filter_map(|(seen, rank)| seen.runnable.then_some(*rank))
