@@ -74,7 +74,8 @@ impl Ledger {
         self.weight += share;
     }
 
-    /// Credits `amount` to the members by weight. Without members it is kept for the next ones.
+    /// Credits `amount` (in 1/1024 ns) to the members by weight. Without members the ledger keeps
+    /// it for the next ones.
     fn distribute(&mut self, amount: i64) {
         let amount = amount + self.remainder;
         if self.weight == 0 {
@@ -170,7 +171,7 @@ impl Ledger {
             > i128::from(b.lag - slice) * i128::from(a.weight)
     }
 
-    /// Weight of all members counting the VM as one, and the part of it that belongs to the others.
+    /// Sum of the weights of all members and the VM, and the other members' part of that sum.
     fn weights_with(&self, i: usize) -> (i64, i64) {
         let e = &self.entries[i];
         let others = self.weight - e.share;

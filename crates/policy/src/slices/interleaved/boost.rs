@@ -91,7 +91,7 @@ impl Interleaved {
         }
         self.vms[i].boost.sees_packets = true;
         if self.capped.contains(i) {
-            // It goes on as it was when it may run again.
+            // The boost goes on unchanged when the VM may run again.
             self.vms[i].boost.is_quiet = !io.is_open();
             return false;
         }
