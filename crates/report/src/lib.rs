@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Presentation of measured figures: statistics, tables, drawings (SVG), one self-contained HTML page.
+//! Presentation of measured figures: statistics, tables, drawings (SVG), and one self-contained
+//! HTML page.
 
 pub mod html;
 pub mod stats;

@@ -20,8 +20,8 @@ impl Sorted {
         Self::new(all.into_iter().flat_map(|s| s.0.iter().copied()).collect())
     }
 
-    /// The quantile `q` (0..=1), interpolated between neighbours (type 7 of Hyndman and Fan, the default of numpy and
-    /// R); `None` without samples.
+    /// The quantile `q` (0..=1), interpolated between neighbours (type 7 of Hyndman and Fan 1996,
+    /// the default of numpy and R); `None` without samples.
     pub fn quantile(&self, q: f64) -> Option<f64> {
         let last = self.0.len().checked_sub(1)?;
         let at = q.clamp(0.0, 1.0) * last as f64;
@@ -80,7 +80,8 @@ pub fn figure(x: f64) -> String {
     format!("{x:.decimals$}")
 }
 
-/// Formats a ratio: as a fraction such as `1/22` below one half, otherwise as a multiple such as `1.20x`.
+/// Formats a ratio: below one half as a fraction such as `1/22`, otherwise as a multiple such as
+/// `1.20x`; `-` for a ratio that is not positive and finite.
 pub fn ratio(x: f64) -> String {
     match x {
         x if x <= 0.0 || !x.is_finite() => "-".into(),

@@ -15,7 +15,7 @@ pub enum Anchor {
     End,
 }
 
-/// A picture with fixed coordinates, scaled to the width of the page.
+/// A picture. Its coordinates are SVG user units with y downwards; the page scales it to its width.
 #[derive(Debug, Clone)]
 pub struct Svg {
     width: f64,
@@ -91,7 +91,7 @@ impl Svg {
         }
     }
 
-    /// Text.
+    /// Text at a point of its baseline.
     pub fn text(&mut self, class: &str, at: (f64, f64), anchor: Anchor, text: &str) {
         let anchor = match anchor {
             Anchor::Middle => "middle",
@@ -125,7 +125,7 @@ impl Svg {
     }
 }
 
-/// Formats a coordinate to a tenth of a pixel, as short as possible.
+/// Formats a coordinate with at most two decimals, as short as possible.
 fn number(x: f64) -> String {
     let text = format!("{x:.2}");
     match text.trim_end_matches('0').trim_end_matches('.') {

@@ -10,7 +10,7 @@ enum Row {
     Cells(Vec<String>),
 }
 
-/// Column headings; the first column is text, the others are numbers.
+/// A table: column headings and rows. The first column is text, the others are numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
     head: Vec<String>,
@@ -31,7 +31,7 @@ impl Table {
         self.rows.push(Row::Group(name.to_owned()));
     }
 
-    /// Adds a row; missing cells are empty.
+    /// Adds a row. A row with fewer cells than headings ends early.
     pub fn row<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) {
         self.rows
             .push(Row::Cells(cells.into_iter().map(Into::into).collect()));
