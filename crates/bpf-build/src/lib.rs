@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compiles the programs of `bpf/` with clang, for build scripts; and their headers as libraries, for tests.
+//! Compiles the programs of `bpf/` with clang, for build scripts, and their headers as libraries,
+//! for tests.
 
 #[cfg(feature = "testing")]
 pub mod replay;
@@ -7,7 +8,8 @@ pub mod replay;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Compiles `bpf/NAME.bpf.c` to `NAME.bpf.o` in the output folder of the build script, and again when a header of `bpf/` changes.
+/// Compiles `bpf/NAME.bpf.c` to `NAME.bpf.o` in the output folder of the build script. Cargo runs
+/// the build script again when that file, a header of `bpf/` or the variable CLANG changes.
 ///
 /// # Panics
 /// When clang or libbpf's headers are missing; cargo shows the message.

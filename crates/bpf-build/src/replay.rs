@@ -16,7 +16,8 @@ impl Library {
     /// Compiles `bpf/SOURCE` with the compiler that CC names, or cc, and loads it.
     ///
     /// # Panics
-    /// When the compiler fails; the message has its output.
+    /// When the compiler is missing or fails, or the library cannot be loaded. The message has the
+    /// compiler's output.
     #[must_use]
     pub fn compile(source: &str, flags: &[&str]) -> Self {
         let bpf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bpf");
@@ -45,17 +46,17 @@ impl Library {
     /// A function of the library as the pointer `F`.
     ///
     /// # Panics
-    /// When there is no function of that name, or `F` is no pointer.
+    /// When the library has no function of that name, or `F` does not have the size of a pointer.
     ///
     /// # Safety
-    /// `F` is the function's type in C.
+    /// `F` must be a pointer to a function with the same type as the function has in C.
     #[must_use]
     pub unsafe fn function<F: Copy>(&self, name: &CStr) -> F {
-        // SAFETY: a live handle and a string that ends.
+        // SAFETY: the handle is never closed, and a CStr ends with a zero.
         let found = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
         assert!(!found.is_null(), "{name:?}");
         assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
-        // SAFETY: of equal size, and by the caller's promise the function's type.
+        // SAFETY: both have the same size, and the caller promises that `F` is the function's type.
         unsafe { transmute_copy(&found) }
     }
 }
