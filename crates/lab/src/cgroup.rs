@@ -104,7 +104,7 @@ pub(crate) fn root_procs() -> Option<PathBuf> {
 }
 
 /// Removes a guest's group, and its lab's group after the last guest. The groups must have no
-/// processes; the kernel notices that with a delay.
+/// processes. Tries for a second, because the kernel notices the end of processes with a delay.
 pub(crate) fn remove(group: &Path) {
     for _ in 0..100 {
         if fs::remove_dir(group).is_ok() || !group.exists() {

@@ -229,7 +229,7 @@ impl Drop for Lab {
 fn check_memory(spec: &Spec) -> Result<()> {
     let needed: u64 = spec.guests.iter().map(|g| g.memory).sum();
     let room = rustix::fs::statvfs(uml::MEMORY)
-        .map_err(|e| Error::io("look at", uml::MEMORY)(e.into()))?;
+        .map_err(|e| Error::io("read its free space", uml::MEMORY)(e.into()))?;
     let free = room.f_bavail.saturating_mul(room.f_frsize);
     if needed > free {
         let what = format!(

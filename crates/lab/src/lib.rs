@@ -17,7 +17,7 @@
 //! | `state`, `process`, `cgroup` | find and remove what a killed lab left |
 //! | [`load`], [`media`], [`rtsp`] | clients that measure guests |
 //! | [`hadoop`] | HDFS, HBase and Spark in guests |
-//! | [`qemu`] | QEMU VMs, for what UML has not |
+//! | [`qemu`] | QEMU VMs, for features that UML lacks |
 //! | `registration` | tells viola which processes are guests |
 //! | `rearm` | works around lost interrupts of UML |
 //!

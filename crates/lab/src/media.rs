@@ -67,7 +67,7 @@ impl Stream {
                 Err(format!("{all} packets; it must be 1 to {MAX_PACKETS}"))
             }
             _ if time == 0 || time > 600_000_000 => Err(format!(
-                "{time} us; it must be more than none and at most ten minutes"
+                "the stream lasts {time} us; it must be above 0 and at most ten minutes"
             )),
             Self { payload, .. } if !(1..=1460).contains(payload) => {
                 Err(format!("payloads of {payload} bytes; it must be 1 to 1460"))
@@ -158,8 +158,9 @@ pub struct Quality {
 }
 
 impl Quality {
-    /// Quality of a stream with these arrivals. A packet is late if it took `buffer_ms` more than
-    /// the fastest of its line: the player's buffer is empty then. Duplicates count once.
+    /// Quality of a stream with these arrivals; `None` without arrivals. A packet is late if it
+    /// took `buffer_ms` more than the fastest of its line: the player's buffer is empty then.
+    /// Duplicates count once.
     pub fn of(stream: Stream, arrivals: &[Arrival], buffer_ms: f64) -> Option<Self> {
         let (mut sum, mut came, mut late) = (0.0, 0_usize, 0_usize);
         for line in 0..stream.lines {

@@ -16,8 +16,8 @@ pub fn port_name(guest: usize, nic: usize) -> String {
     format!("port{guest}.{nic}")
 }
 
-/// Takes loopback up, creates the bridges with their addresses, and for each NIC a cable from the
-/// guest to its bridge. A bridge that exists already (in a [`crate::NetnsHost`]) is used as it is.
+/// Sets loopback up, creates the bridges with their addresses, and for each NIC a cable from the
+/// guest to its bridge. Leaves a bridge that exists already (in a [`crate::NetnsHost`]) as it is.
 pub(crate) fn build(spec: &Spec) -> Result<()> {
     device::up("lo").map_err(Error::net("taking up lo"))?;
     for bridge in spec.bridges.iter().filter(|b| !device::exists(&b.name)) {

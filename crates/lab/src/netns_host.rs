@@ -15,7 +15,7 @@ use viola_netdev::{add_veth, device};
 /// Prefix length of the common subnet.
 const PREFIX: u8 = 24;
 
-/// One host. The kernel removes its network with the last process in it.
+/// One host. The kernel removes its network when the last process in it ends.
 pub struct NetnsHost {
     name: String,
     address: Ipv4Addr,

@@ -35,7 +35,7 @@ struct Item {
 /// Starts the thread for a guest's process. The thread ends with the process.
 ///
 /// # Errors
-/// The system's, if it has no more threads.
+/// The system's error if it cannot start another thread.
 pub(crate) fn start(pid: u32) -> io::Result<()> {
     let work = move || {
         // without the thread only a guest that has lost an event keeps waiting

@@ -63,7 +63,7 @@ impl Message {
     /// Sends the message.
     ///
     /// # Errors
-    /// The connection's.
+    /// Errors of the connection.
     pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
         let mut data = format!("{}\r\n", self.first).into_bytes();
         for (name, value) in &self.headers {
@@ -81,7 +81,7 @@ impl Message {
 /// Sends a packet as an interleaved frame (RFC 2326, section 10.12).
 ///
 /// # Errors
-/// The connection's; [`io::ErrorKind::InvalidInput`] for a packet of more than 64 KiB.
+/// Errors of the connection; [`io::ErrorKind::InvalidInput`] for a packet above 65,535 bytes.
 pub fn write_frame(to: &mut impl Write, channel: u8, packet: &[u8]) -> io::Result<()> {
     let length = u16::try_from(packet.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let mut data = vec![b'$', channel];
@@ -93,7 +93,8 @@ pub fn write_frame(to: &mut impl Write, channel: u8, packet: &[u8]) -> io::Resul
 /// Reads the next item; `None` at the end of the connection.
 ///
 /// # Errors
-/// The connection's; [`io::ErrorKind::InvalidData`] or `UnexpectedEof` for what is not RTSP.
+/// Errors of the connection; [`io::ErrorKind::InvalidData`] or `UnexpectedEof` if the data is not
+/// RTSP.
 pub fn read(from: &mut impl BufRead) -> io::Result<Option<Item>> {
     let Some(&first) = from.fill_buf()?.first() else {
         return Ok(None);

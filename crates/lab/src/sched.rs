@@ -10,7 +10,7 @@ use std::io;
 /// Makes only a system call, so it may run between fork and exec.
 ///
 /// # Errors
-/// The kernel's.
+/// Errors of sched_setscheduler(2), for example without CAP_SYS_NICE.
 pub fn set_policy(policy: i32, priority: i32) -> io::Result<()> {
     // SAFETY: changes this thread only; the kernel only reads the parameter, whose struct
     // sched_param is one int.

@@ -208,7 +208,7 @@ fn create_image(disk: &DiskSpec) -> Result<()> {
         let mut new = path.clone().into_os_string();
         new.push(".new");
         let file = File::create(&new).map_err(Error::io("make", &new))?;
-        file.set_len(size).map_err(Error::io("size", &new))?;
+        file.set_len(size).map_err(Error::io("resize", &new))?;
         fs::rename(&new, path).map_err(Error::io("make", path))?;
     }
     Ok(())

@@ -318,8 +318,8 @@ impl Workload {
         Self::Forker { rate }
     }
 
-    /// The guest agent with this configuration. Without a key `datanode` it asks no DataNode
-    /// (`"none"`).
+    /// The guest agent with this configuration. The guest adds `datanode = "none"` if that key is
+    /// missing, so that the agent asks no DataNode.
     pub fn agent(config: &str) -> Self {
         Self::Agent {
             config: config.into(),

@@ -21,7 +21,7 @@ use crate::spec::Spec;
 pub struct Up {
     /// The lab's description.
     pub spec: PathBuf,
-    /// Hold the lab in this process until a signal or `viola-lab down`.
+    /// Whether this process holds the lab, until a signal or `viola-lab down`.
     pub foreground: bool,
     /// Arguments with which this program calls [`supervise`]; the path of the description follows
     /// them.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! QEMU VMs, for what UML has not: a PC with hot-plug, QMP, snapshots and migration. They are
-//! emulated (TCG) and some ten times slower than UML guests; `VIOLA_QEMU_ACCEL=kvm` makes them fast
-//! where `/dev/kvm` runs VMs.
+//! QEMU VMs, for features that UML lacks: a PC with hot-plug, QMP, snapshots and migration. QEMU
+//! emulates them (TCG), some ten times slower than UML guests; `VIOLA_QEMU_ACCEL=kvm` makes them
+//! fast where `/dev/kvm` runs VMs.
 //!
 //! Their init is that of UML guests, on a virtio-serial port. `scripts/qemu-image.sh` makes kernel
 //! and initramfs.

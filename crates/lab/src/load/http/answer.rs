@@ -58,7 +58,7 @@ impl Answer {
                 let end = self.head[seen..].windows(4).position(|w| w == b"\r\n\r\n");
                 let Some(end) = end.map(|at| seen + at) else {
                     return match self.head.len() > MAX_HEAD_BYTES {
-                        true => Err("an answer without a header's end".into()),
+                        true => Err("the answer's head does not end within 16 KiB".into()),
                         false => Ok(false),
                     };
                 };
@@ -79,7 +79,7 @@ impl Answer {
     /// The connection has ended: checks that the answer is complete.
     pub(super) fn end(&self) -> Result<(), String> {
         match &self.body {
-            None => Err("an answer without a header's end".into()),
+            None => Err("the answer's head is incomplete".into()),
             Some(body) if body.received == self.expected => Ok(()),
             Some(body) => Err(wrong_length(body.received, self.expected)),
         }

@@ -22,8 +22,8 @@ use super::source::Source;
 use super::{Http, HttpResult};
 use crate::load::socket::{now_us, receive, stamp_arrivals};
 
-/// The last part of the time to a request, which is waited for busily: a timer's interrupt and the
-/// switch to this thread take some ten microseconds.
+/// Time before a request is due, in nanoseconds, in which the thread waits busily: a timer's
+/// interrupt and the switch to this thread take some ten microseconds.
 const BUSY_WAIT: u64 = 80_000;
 /// Events taken at once.
 const MAX_EVENTS: usize = 64;
@@ -46,7 +46,7 @@ struct Connection {
     socket: OwnedFd,
     is_connected: bool,
     request: Option<Request>,
-    /// When the connection stood, if it was opened for this request.
+    /// When the connection was established, if it was opened for this request.
     connected_at: Option<u64>,
     /// Sent bytes of the request.
     written: usize,
@@ -419,7 +419,7 @@ impl<'a> Engine<'a> {
         });
     }
 
-    /// Gives a connection up, and its request.
+    /// Closes a connection that failed and counts its request as an error.
     fn broken(&mut self, slot: usize, why: &str) {
         let request = self.drop_connection(slot);
         if let Some(request) = request {

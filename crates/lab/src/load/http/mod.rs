@@ -76,14 +76,14 @@ pub struct Http {
     pub bytes: usize,
     /// When requests are sent.
     pub arrivals: Arrivals,
-    /// Connections, 1 to 256. Closed loop: their number. Open loop: the most at a time; a request
-    /// that finds none free waits, and its latency counts on.
+    /// Connections, 1 to 256. Closed loop: their number. Open loop: their largest number at a time;
+    /// a request that finds none free waits, and its latency includes the wait.
     pub connections: usize,
     /// Whether a connection carries more than one request.
     pub keep_alive: bool,
-    /// Most requests.
+    /// Largest number of requests.
     pub requests: usize,
-    /// No request is sent after this time.
+    /// Length of the run: the client sends no request after this time.
     pub limit: Duration,
     /// Longest time to wait for the last answers. Requests without an answer then count with their
     /// age.
@@ -118,8 +118,8 @@ pub struct HttpResult {
     /// moment in an open loop, from the start of the request in a closed one. First those that were
     /// answered, in the order of their answers, then the age of those that were not at the end.
     pub us: Vec<f64>,
-    /// Time from the same moment until the connection stood, of the answered requests that opened
-    /// one, in microseconds.
+    /// Time from the same moment until the connection was established, of the answered requests
+    /// that opened one, in microseconds.
     pub connect_us: Vec<f64>,
     /// Own lateness of each request of an open loop in microseconds: from the planned moment until
     /// the generator took the request up.
@@ -134,7 +134,7 @@ pub struct HttpResult {
     pub open: usize,
     /// Requests with a wrong answer or a broken connection.
     pub errors: usize,
-    /// Most connections at a time.
+    /// Largest number of connections at a time.
     pub connections: usize,
     /// Time in which requests were due, in seconds.
     pub plan_seconds: f64,

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use crate::load::Intervals;
 
-/// Pause of a client of a closed loop after an error, so that a server that is down is not flooded.
+/// Pause of a client of a closed loop after an error, in nanoseconds, so that the clients do not
+/// flood a server that is down.
 const PAUSE_AFTER_ERROR: u64 = 10_000_000;
 
 /// A request: its moment, in nanoseconds of the run, and its client.
