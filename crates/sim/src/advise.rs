@@ -75,7 +75,7 @@ pub struct Advice {
 
 /// Microslice of VMs that are found to be latency sensitive: the daemon's default.
 const MICROSLICE: Nanos = 300 * US;
-/// Number of times that the classifiers see the same window: more than any hysteresis needs.
+/// Number of times that the classifiers judge the same window: more than their hysteresis needs.
 const WINDOWS: u64 = 100;
 
 struct Findings {

@@ -22,9 +22,9 @@ pub enum CpuLoad {
     None,
     /// Computes all the time.
     Busy,
-    /// So many percent of a core, by the workload [`crate::work::Lookbusy`].
+    /// Computes this many percent of a core, by the workload [`crate::work::Lookbusy`].
     Lookbusy(u32),
-    /// `on` of run time in each `period`; time that it does not get within a period is lost.
+    /// Computes for `on` in each `period`. Run time that it does not get within a period is lost.
     Duty {
         /// Length of a period, ns.
         period: Nanos,
@@ -34,7 +34,8 @@ pub enum CpuLoad {
 }
 
 impl CpuLoad {
-    /// So many percent of each `period`.
+    /// A load of `percent` percent of a core, in each `period` (ns); 100 and more is
+    /// [`CpuLoad::Busy`].
     pub fn percent(percent: u64, period: Nanos) -> Self {
         match percent {
             0 => CpuLoad::None,
@@ -209,7 +210,7 @@ impl Cpus {
         self.vcpus[vcpu].core
     }
 
-    /// Passes the vCPUs to the schedulers. To be called once, after all vCPUs are added.
+    /// Passes the vCPUs to the schedulers. Call it once, after all vCPUs are added.
     pub fn begin(&mut self, now: Nanos) {
         for k in 0..self.cores.len() {
             let core = &mut self.cores[k];
@@ -290,8 +291,8 @@ impl Cpus {
         self.timed.push(core);
     }
 
-    /// Lets cores whose timers expired decide. To be called after the owners of [`Cpus::done`] have submitted their
-    /// next work, because a VM does not sleep between two pieces of work.
+    /// Lets cores whose timers expired decide. Call it after the owners of [`Cpus::done`] have
+    /// submitted their next work, because a VM does not sleep between two pieces of work.
     pub fn conclude(&mut self, now: Nanos) {
         while let Some(core) = self.timed.pop() {
             let one = &self.cores[core];

@@ -14,7 +14,7 @@ use crate::setup::{HostSetup, Policy, VmSetup};
 use crate::work::{Ping, figure};
 use crate::world::{Workload, World};
 
-/// Length of a step.
+/// Length of a step, ns.
 const STEP: Nanos = 1_000 * MS;
 /// Number of VMs per core; the first of them answers requests.
 pub const VMS_PER_CORE: usize = 4;

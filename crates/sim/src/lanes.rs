@@ -15,14 +15,15 @@ pub mod compare;
 /// How VFs are assigned.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum VfAssignment {
-    /// `policy::lanes`.
+    /// `policy::lanes` assigns them from the samples.
     #[default]
     Policy,
-    /// The first VMs hold them from the start, for good.
+    /// The first VMs hold them for the whole run.
     Fixed,
     /// The next VMs hold them after each period of this length, ns.
     RoundRobin(Nanos),
-    /// An oracle assigns them in time: it knows the packets per second of each VM in each phase of this length (ns).
+    /// An oracle assigns them in time for each phase. It knows the length of a phase (ns) and, by
+    /// phase, the packets per second of each VM.
     Oracle((Nanos, Vec<Vec<u64>>)),
 }
 
@@ -80,7 +81,7 @@ pub struct LaneControl {
 
 const SAMPLE: u64 = 0;
 const DECIDE: u64 = 1;
-/// Tags from here on: the VF of a VM is attached.
+/// A tag of `READY` + n says that the VF of VM n is attached.
 const READY: u64 = 2;
 
 impl LaneControl {

@@ -2,8 +2,9 @@
 //! A simulator of hosts whose VMs share cores. It predicts what viola does on a host and what the papers' experiments
 //! give.
 //!
-//! The simulation is one of discrete events in integer nanoseconds with one seed: equal inputs give equal outputs, byte
-//! for byte. All decisions come from `viola-policy`. This crate models the rest of a host:
+//! The simulator handles discrete events in integer nanoseconds, with random numbers from one seed:
+//! equal inputs give equal outputs, byte for byte. All decisions come from `viola-policy`. This
+//! crate models the rest of a host:
 //!
 //! | module | models |
 //! |---|---|

@@ -65,9 +65,9 @@ pub fn wire_time(bytes: u64, bits_per_second: u64) -> Nanos {
     u64::try_from(ns).unwrap_or(Nanos::MAX)
 }
 
-/// Maximum size of a frame on the wire, bytes (with headers, check sum, preamble and gap), and size of a page, bytes,
-/// of which each holds a slot of a merged packet.
+/// Maximum size of a frame on the wire, bytes, with headers, check sum, preamble and gap.
 const FRAME: u32 = 1538;
+/// Size of a page, bytes; a merged packet takes a slot of the ring for each page.
 const PAGE: u32 = 4096;
 
 /// Costs of receiving, and sizes of the NIC's queues.

@@ -41,7 +41,7 @@ pub enum Claim {
     /// A number that the paper's own equation does not give for the paper's own inputs: a misprint. The report shows it
     /// and does not count it.
     Contradicted(f64),
-    /// The paper has it, the model does not.
+    /// The paper has a figure of something that is not modelled.
     Missing,
 }
 
@@ -60,18 +60,18 @@ pub struct Row {
     pub claim: Claim,
     /// The model's figure; of a statement 1 if it holds, otherwise 0.
     pub ours: f64,
-    /// Whether it was not used to choose constants.
+    /// Whether it is held out: the constants were chosen without it.
     pub held_out: bool,
     /// The reason why it is off.
     pub why: Option<&'static str>,
 }
 
-/// Tolerance of a number, as a part of it.
+/// Tolerance of the ratio to the paper's number or range, as a part of 1.
 pub const TOLERANCE: f64 = 0.15;
 
-/// The "paper" of rows about the project's own lab.
+/// Value of [`Row::paper`] in rows about the project's own lab.
 pub const LAB: &str = "lab";
-/// Tolerance of a prediction of the lab's measurements.
+/// As [`TOLERANCE`], for predictions of the lab's measurements.
 pub const LAB_TOLERANCE: f64 = 0.25;
 
 /// Verdict on a row.
@@ -93,7 +93,8 @@ pub enum Verdict {
 }
 
 impl Row {
-    /// The model's figure over the paper's; for a range over its nearer end, 1 inside. `None` without a number.
+    /// The model's figure divided by the paper's number. For a range: divided by the end that it is
+    /// beyond, and 1 inside. `None` for other claims, and if the number or that end is 0.
     pub fn ratio(&self) -> Option<f64> {
         match self.claim {
             Claim::Value(paper) if paper != 0.0 => Some(self.ours / paper),

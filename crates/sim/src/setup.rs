@@ -293,7 +293,7 @@ impl HostSetup {
     }
 }
 
-/// The load of lookbusy at so many percent of a core.
+/// The load of lookbusy at `percent` percent of a core; 100 and more is [`CpuLoad::Busy`].
 pub fn lookbusy(percent: u64) -> CpuLoad {
     match percent {
         0 => CpuLoad::None,

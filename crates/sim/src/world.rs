@@ -125,7 +125,7 @@ pub struct World {
     pub wires: Wires,
     /// Data paths.
     pub paths: DataPaths,
-    /// Random numbers of everything on the host.
+    /// Random numbers of the host and its workloads.
     pub random: Random,
     /// Computing loads: start (ns), vCPU, load.
     pub loads: Vec<(Nanos, usize, CpuLoad)>,
@@ -135,7 +135,7 @@ pub struct World {
     handled: u64,
 }
 
-/// What makes VMs work. A workload gets the calls for its own number, `owner`.
+/// Work of VMs. The simulation calls a workload for the events of its own number, `owner`.
 pub trait Workload {
     /// Starts it at time 0; `owner` is its number from now on.
     fn start(&mut self, world: &mut World, owner: usize);

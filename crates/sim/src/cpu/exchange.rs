@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the cores of the two pools tell each other.
+//! Exchange of the VMs' run time between the cores of the two pools.
 
 use viola_policy::slices::Nanos;
 use viola_policy::turbo::{OtherCoreUsage, portion};

@@ -37,7 +37,7 @@ const LIGHT: (u64, u64) = (20, 80);
 const BYTES: u32 = 512;
 /// The host's time per packet of the paravirtual path: 25,000 packets/s, a third of the load.
 const HOST_PACKET: Nanos = 40 * US;
-/// The delay of one of so many packets is recorded.
+/// The run records the delay of one packet in this many.
 const NOTED: u64 = 16;
 
 /// Result of a load.

@@ -13,15 +13,15 @@ use super::{Pick, Scheduler, Views};
 /// Settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// base_slice_ns with two cores: 0.7 ms·(1 + log2 2).
+    /// base_slice_ns, ns; by default that of two cores, 0.7 ms·(1 + log2 2).
     pub slice: Nanos,
-    /// Tick interval: 4 ms at HZ 250.
+    /// Tick interval, ns: 4 ms at HZ 250.
     pub tick: Nanos,
     /// Whether a packet for a waiting VM wakes a thread of it, as with UML guests: their kernel is one thread, their
     /// processes are others.
     pub packets_wake: bool,
-    /// Interval at which the timer of a guest's own kernel wakes such a thread, for each VM that wants to run; 0:
-    /// never.
+    /// Interval, ns, at which the timer of a guest's own kernel wakes such a thread, for each VM
+    /// that wants to run; 0: never.
     pub guest_tick: Nanos,
 }
 

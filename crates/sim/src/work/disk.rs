@@ -23,7 +23,7 @@ pub struct Disk {
     pub complete: Nanos,
 }
 
-/// Time of a disk of `rate` bytes per second for so many bytes, ns.
+/// Time in which a disk of `rate` bytes per second reads or writes `bytes` bytes, ns.
 pub(super) fn read_time(bytes: u64, rate: f64) -> Nanos {
     (bytes as f64 * 1e9 / rate.max(1.0)) as Nanos
 }

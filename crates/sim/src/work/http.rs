@@ -64,7 +64,7 @@ const ACK: u64 = 2;
 const RETRY: u64 = 3;
 const GIVE_UP: u64 = 4;
 const NEW: u64 = 5;
-/// Time until data is sent again (minimum RTO).
+/// Time until the server sends data again, ns: Linux's minimum retransmission timeout.
 const MIN_RTO: Nanos = 200 * MS;
 const SEGMENT_BYTES: u32 = 1448;
 

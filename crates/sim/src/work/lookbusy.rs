@@ -27,7 +27,8 @@ pub struct Lookbusy {
 }
 
 impl Lookbusy {
-    /// Uses so many percent of a core. `starved`: it has long not got them and hardly sleeps any more.
+    /// A process that uses `percent` percent of a core, 1 to 99. `starved`: it begins in the state
+    /// of one that has long got less, and hardly sleeps.
     pub fn new(vm: usize, percent: u32, starved: bool) -> Self {
         let percent = f64::from(percent.clamp(1, 99));
         let busy = ROUND as f64 * percent / 100.0;

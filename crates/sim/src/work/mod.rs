@@ -41,12 +41,12 @@ pub struct GuestCosts {
 }
 
 impl GuestCosts {
-    /// Cost of a system call that waited and copies so many bytes, ns.
+    /// Cost of a system call that waited and copies `bytes` bytes, ns.
     pub fn blocking_call(&self, bytes: u64) -> Nanos {
         self.wake + self.call_cost(bytes)
     }
 
-    /// Cost of a system call that did not wait and copies so many bytes, ns.
+    /// Cost of a system call that did not wait and copies `bytes` bytes, ns.
     pub fn call_cost(&self, bytes: u64) -> Nanos {
         self.call + (bytes as f64 * self.copy).round() as Nanos
     }
@@ -121,7 +121,7 @@ impl Jitter {
         self.last = Some((sent, came));
     }
 
-    /// Mean of |D|, ms.
+    /// Mean of |D| of RFC 3550, without its smoothing, ms; 0 with fewer than two packets.
     pub fn mean_ms(&self) -> f64 {
         self.sum / self.count.max(1) as f64 / 1e6
     }

@@ -42,8 +42,8 @@ pub struct Mpi {
     pub costs: GuestCosts,
     owner: usize,
     rounds: u64,
-    /// End of the first round after [`Mpi::warm`] that all processes have finished, of the last one, and rounds in
-    /// between.
+    /// End of the first round after [`Mpi::warm_up`] that all processes have finished, end of the
+    /// last one, and number of rounds in between.
     began: Option<Nanos>,
     ended: Nanos,
     counted: u64,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A server with requests in closed loop (each connection sends its next request after the answer) or in open loop (requests
-//! arrive at times that do not depend on the answers).
+//! A server with requests in a closed loop (each connection sends its next request after the
+//! answer) or in an open loop (requests arrive at times that do not depend on the answers).
 
 use viola_policy::slices::Nanos;
 
@@ -12,7 +12,7 @@ use crate::world::{Workload, World};
 /// How requests arrive.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Arrivals {
-    /// So many connections; each one sends a request as soon as it has the last answer.
+    /// This many connections; each one sends a request as soon as it has the last answer.
     Closed(u32),
     /// Poisson arrivals, requests per second.
     Open(f64),

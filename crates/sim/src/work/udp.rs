@@ -25,7 +25,7 @@ pub struct Udp {
     pub buffer: u64,
     /// Charge of a datagram to the buffer beyond its payload, bytes: headers, and the kernel's own structures.
     pub head: u32,
-    /// Maximum number of datagrams per piece of the process's work: 1 where times matter.
+    /// Maximum number of datagrams that the process reads in one piece of work: 1 for exact times.
     pub burst: usize,
     /// Costs of the guest.
     pub costs: GuestCosts,
