@@ -91,6 +91,9 @@ pub struct Reading {
 }
 
 /// Measures one cell.
+///
+/// # Errors
+/// A guest does not answer, an HTTP request fails, or viola's controller has failed.
 pub fn measure(
     guests: &Guests,
     active: &Active,
@@ -197,7 +200,8 @@ pub(super) fn rate(before: &[Option<(u64, f64)>], after: &[Option<(u64, f64)>]) 
     (!rates.is_empty()).then(|| rates.iter().sum())
 }
 
-/// Share of the core used by other programs above which the figures are marked as disturbed.
+/// Mean share of the core used by other programs above which the figures are marked as disturbed.
+/// In a single cell four times as much is allowed.
 const MAX_FOREIGN_SHARE: f64 = 0.015;
 
 /// One sentence if other programs used the guests' core too.

@@ -83,6 +83,9 @@ pub struct ThreadSampler(Inventory);
 
 impl ThreadSampler {
     /// Creates a sampler.
+    ///
+    /// # Errors
+    /// The host's processes cannot be read.
     pub fn new() -> Outcome<Self> {
         Ok(Self(
             Inventory::new().map_err(|e| Failure::run(viola_cli::error::chain(&e)))?,
@@ -90,6 +93,9 @@ impl ThreadSampler {
     }
 
     /// Samples the VMs with these main processes.
+    ///
+    /// # Errors
+    /// A VM has ended, or /proc cannot be read.
     pub fn vms(&mut self, pids: &[u32]) -> Outcome<CpuSample> {
         let threads = self.threads(pids)?;
         let groups = threads.iter().map(|vm| {
@@ -102,7 +108,10 @@ impl ThreadSampler {
         })
     }
 
-    /// Maps each thread id to the index of its VM.
+    /// Maps each thread id to the index of its VM in `pids`.
+    ///
+    /// # Errors
+    /// As [`ThreadSampler::vms`].
     pub fn owners(&mut self, pids: &[u32]) -> Outcome<HashMap<i32, usize>> {
         let threads = self.threads(pids)?;
         let each = threads.iter().enumerate();

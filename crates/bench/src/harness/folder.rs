@@ -10,7 +10,10 @@ use viola_cli::error::{Failure, Outcome};
 pub struct Folder(pub PathBuf);
 
 impl Folder {
-    /// Creates an empty folder at this path.
+    /// Creates an empty folder at this path. Removes what is there.
+    ///
+    /// # Errors
+    /// The folder cannot be created; the error names it.
     pub fn new(path: PathBuf) -> Outcome<Self> {
         let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", path.display()));
         let _ = fs::remove_dir_all(&path);

@@ -75,7 +75,11 @@ pub fn names(count: usize) -> Vec<String> {
         .collect()
 }
 
-/// Their lab description. `lab/four.toml` is the description of four guests on core 1 with busy neighbours.
+/// Lab description of `count` guests on these cores. `lab/four.toml` has the same four guests on
+/// core 1, with busy neighbours.
+///
+/// # Errors
+/// The description is not valid.
 pub fn spec(lab: &str, count: usize, cores: &[usize]) -> Outcome<Spec> {
     let mut text = format!("[lab]\nname = \"{lab}\"\n");
     for name in names(count) {
@@ -91,12 +95,18 @@ pub fn spec(lab: &str, count: usize, cores: &[usize]) -> Outcome<Spec> {
     Spec::from_toml(&text, lab, Path::new(".")).map_err(lab_failure)
 }
 
-/// Boots them.
+/// Boots the guests of [`spec`] on one core.
+///
+/// # Errors
+/// The guest image is missing, or a guest does not boot.
 pub fn boot(lab: &str, count: usize, core: usize) -> Outcome<Guests> {
     boot_spec(&spec(lab, count, &[core])?, core)
 }
 
-/// The core beside that of the guests, for the load.
+/// The first core beside that of the guests, for the load; core 0 if there is none.
+///
+/// # Errors
+/// The kernel does not report the cores of this process.
 pub fn other_core(core: usize) -> Outcome<usize> {
     let allowed = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
     let other = (0..rustix::thread::CpuSet::MAX_CPU).find(|c| *c != core && allowed.is_set(*c));
@@ -104,6 +114,9 @@ pub fn other_core(core: usize) -> Outcome<usize> {
 }
 
 /// Boots guests that may differ from those of [`spec`], for example in memory.
+///
+/// # Errors
+/// As [`boot`].
 pub fn boot_spec(spec: &Spec, core: usize) -> Outcome<Guests> {
     let paths = Paths::find().map_err(lab_failure)?;
     let lab = Lab::up(spec, &paths).map_err(lab_failure)?;
@@ -147,12 +160,16 @@ impl Guests {
         Ok(format!("User Mode Linux {}", output.stdout.trim()))
     }
 
-    /// Makes the web server busy with its own work or not, and all others busy for `duty` percent of the time.
+    /// Makes the web server busy with its own work or not, and all others busy for `duty` percent
+    /// of the time.
+    ///
+    /// # Errors
+    /// A guest does not answer or cannot start its work.
     pub fn keep_busy(&mut self, web: bool, duty: u32) -> Outcome {
         self.keep_last_busy(web, self.busy.len() - 1, duty)
     }
 
-    /// As [`Guests::keep_busy`], but only the last `count` guests are busy.
+    /// As [`Guests::keep_busy`], but only the last `last` guests are busy.
     pub fn keep_last_busy(&mut self, web: bool, last: usize, duty: u32) -> Outcome {
         let first = self.busy.len().saturating_sub(last);
         let own = match web {
@@ -167,7 +184,11 @@ impl Guests {
         Ok(())
     }
 
-    /// The first `ls` guests serve and have `own` work; all others are busy for `duty` percent of the time.
+    /// Makes the first `ls` guests serve, with `own` work, and all others busy for `duty` percent
+    /// of the time.
+    ///
+    /// # Errors
+    /// As [`Guests::keep_busy`].
     pub fn serve(&mut self, ls: usize, own: OwnWork, duty: u32) -> Outcome {
         for guest in self.lab.guests().iter().take(ls).skip(self.servers) {
             guest.start(NGINX, Workload::nginx()).map_err(lab_failure)?;
@@ -222,8 +243,12 @@ impl Guests {
         self.busy.contains(&Busy::Neighbour(100))
     }
 
-    /// Work of the neighbours so far: units of work, and the guest's own time in seconds. `None` for other guests. All
-    /// are asked at once, because each waits for the core before it answers.
+    /// Work so far of all guests but the first: units of work, and the guest's own time in seconds;
+    /// `None` for a guest that is no busy neighbour. Asks all at once, because each waits for the
+    /// core before it answers.
+    ///
+    /// # Errors
+    /// A guest does not answer.
     pub fn work(&self) -> Outcome<Vec<Option<(u64, f64)>>> {
         let ask = |guest: &Guest| {
             let stat = guest.stat(HOG).map_err(lab_failure)?;
@@ -247,6 +272,9 @@ impl Guests {
     }
 
     /// Shuts the guests down.
+    ///
+    /// # Errors
+    /// A guest did not power off and was killed.
     pub fn down(self) -> Outcome {
         self.lab.down().map_err(lab_failure)
     }
@@ -261,7 +289,10 @@ fn nice_hog() -> Workload {
     hog
 }
 
-/// The core that the guests share, and the core for the load and all other processes of the benchmark.
+/// Moves this process, and all that it starts later, off the guests' core `core`.
+///
+/// # Errors
+/// The host has no such core or no other one, or the kernel refuses.
 pub fn split_cores(core: usize) -> Outcome {
     let mut others = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
     if !others.is_set(core) {

@@ -77,7 +77,10 @@ impl Results {
         text
     }
 
-    /// Writes the file.
+    /// Writes the file and creates its folder.
+    ///
+    /// # Errors
+    /// The file or folder cannot be written; the error names the file.
     pub fn write(&self, path: &Path) -> Outcome {
         let failed = |e: &dyn std::fmt::Display| Failure::run(format!("{}: {e}", path.display()));
         if let Some(folder) = path.parent() {
@@ -112,6 +115,9 @@ pub struct Causes(BTreeMap<String, String>);
 
 impl Causes {
     /// Reads the file. A missing file gives no causes.
+    ///
+    /// # Errors
+    /// The file is not readable or not valid; the error names it.
     pub fn read(path: &Path) -> Outcome<Self> {
         match std::fs::read_to_string(path) {
             Ok(text) => toml::from_str(&text)

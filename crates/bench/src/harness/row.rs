@@ -17,11 +17,11 @@ pub enum Goal {
     /// The ratio must not exceed the first number, or the figure must not exceed `times` that of `side`, which is the
     /// limit of what can be reached.
     AtMostOrNear {
-        /// Most of the ratio.
+        /// Largest ratio that reaches the goal.
         ratio: f64,
         /// The side that is the limit.
         side: &'static str,
-        /// Most of the ratio to that side.
+        /// Largest ratio to that side that reaches the goal.
         times: f64,
     },
     /// The ratio must reach this.

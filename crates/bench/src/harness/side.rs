@@ -149,6 +149,10 @@ enum ActiveSide {
 
 impl Active {
     /// Sets up a side and waits until it applies to all guests of the lab.
+    ///
+    /// # Errors
+    /// The daemon ends or does not schedule the guests in time, or the kernel refuses a weight or
+    /// cap.
     pub fn start(side: Side, guests: &Guests, lab: &Lab) -> Outcome<Self> {
         let pids: Vec<u32> = lab.guests().iter().map(viola_lab::Guest::pid).collect();
         let hold = match side {
@@ -179,6 +183,9 @@ impl Active {
     }
 
     /// CPU time of the slot controller so far, ns; 0 without a daemon.
+    ///
+    /// # Errors
+    /// The daemon does not answer, or a controller has failed, which invalidates the measurement.
     pub fn controller_ns(&self) -> Outcome<u64> {
         match &self.hold {
             ActiveSide::Daemon(daemon) => daemon.controller_ns(),
@@ -194,7 +201,10 @@ impl Active {
         }
     }
 
-    /// Ends the daemon and checks that it restored everything.
+    /// Ends the side, and checks that no guest thread is left at real-time priority.
+    ///
+    /// # Errors
+    /// The daemon fails or does not end, or left such a thread.
     pub fn stop(mut self) -> Outcome {
         match std::mem::replace(&mut self.hold, ActiveSide::Nothing) {
             ActiveSide::Nothing => {}

@@ -10,7 +10,11 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::Signal;
 
-/// Starts the daemon with a configuration, in `netns` if given. Its output goes to `log`.
+/// Starts the daemon with a configuration, in `netns` if given. Its log goes to `log`. The kernel
+/// ends it with SIGTERM when the calling thread ends.
+///
+/// # Errors
+/// The program `viola` is missing, `log` cannot be created, or as [`spawn_bound`].
 pub fn daemon(config: &Path, log: &Path, netns: Option<BorrowedFd<'_>>) -> io::Result<Child> {
     let mut command = Command::new(
         crate::harness::program::viola().map_err(|e| io::Error::other(e.to_string()))?,
