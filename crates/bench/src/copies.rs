@@ -75,7 +75,7 @@ impl Disk {
     }
 }
 
-/// Row name of this cell.
+/// What is copied: a file of [`SIZES`] on a disk, with or without busy neighbours.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Cell {
     busy: bool,
@@ -100,14 +100,14 @@ impl Cell {
         format!("cp, {size} MiB, {disk}{busy}")
     }
 
-    /// Readings of both sides and the test setup.
+    /// Approximate duration of a round of this cell: a copy on each side.
     fn length(&self) -> Duration {
         let alone = Duration::from_millis((SIZES[self.file] / MIB * 40) as u64);
         alone * if self.busy { NEIGHBOURS as u32 + 1 } else { 1 }
     }
 }
 
-/// Duration of one copy, seconds.
+/// One copy, seconds: wall-clock time, CPU time of the vCPU thread and of all QEMU threads.
 struct Reading {
     clock: f64,
     vcpu: f64,
@@ -160,7 +160,7 @@ pub fn run(options: &Options) -> Outcome {
     table::print(&results.summary(&path, "why-copies.toml"))
 }
 
-/// Both sides of the cells of one disk, in turn.
+/// Measures both sides of the cells of one disk, in turn.
 fn measure(
     disk: Disk,
     cells: &[Cell],

@@ -21,7 +21,7 @@ use viola_cli::interrupt;
 use viola_cli::table;
 use viola_proto::{CpuTime, VmList, VmReport};
 
-/// Cells: number of VMs, vCPUs per VM, and sampling interval in milliseconds.
+/// A cell: number of VMs, vCPUs per VM, and sampling interval in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cell {
     vms: usize,
@@ -52,7 +52,7 @@ const CELLS: [Cell; 4] = [
     },
 ];
 
-/// A vCPU thread works and then sleeps, microseconds each.
+/// Times for which a vCPU thread works and sleeps in turn, in microseconds.
 const WORK_US: u64 = 50;
 const SLEEP_US: u64 = 50_000;
 /// Settling time; after that the daemon knows all VMs and its histories are long enough.

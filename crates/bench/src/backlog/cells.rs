@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 const STREAM_TIME: Duration = Duration::from_millis(2500);
-/// Receive buffer of the stream over the long line; 0 keeps the kernel's default.
+/// Duration of a load over the long line, where a stream starts slowly.
 const LONG_LINE_TIME: Duration = Duration::from_secs(8);
-/// Conditions of a stream.
+/// Time to set up and tear down a cell.
 const SETUP_TIME: Duration = Duration::from_secs(6);
 
 /// Load that is sent to the guest.
@@ -24,7 +24,7 @@ pub struct Cell {
     pub name: &'static str,
     /// vCPU of the receiver. vCPU 0 serves interrupts.
     pub vcpu: u32,
-    /// A spinning program in the guest on the receiver's vCPU.
+    /// Whether a program in the guest spins on the receiver's vCPU.
     pub spinner: bool,
     /// Whether threads spin on the host core of vCPU 1.
     pub neighbours: bool,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Both ends of a TCP stream for the benchmark and the test bed of early acknowledgements. As `viola-lab internal backlog WORDS`:
+//! Both ends of a TCP stream for the benchmark and the test bed of early acknowledgements. As
+//! `viola-lab internal backlog WORDS`:
 //! ```text
 //!     recv PORT SIZE RCVBUF PAUSE_US STOP   receives one stream in reads of SIZE bytes with a receive buffer of RCVBUF bytes
 //!                                           (0: default) and a pause after each read; closes after STOP bytes (0: at the
@@ -139,7 +140,7 @@ fn receive(port: u16, size: usize, buffer: usize, pause: Duration, stop: u64) ->
     })
 }
 
-/// Sends for this long.
+/// Sends the stream for `length`.
 pub fn send(to: SocketAddr, length: Duration) -> Outcome<Sent> {
     let due = pattern(SEND_BYTES);
     let mut stream = TcpStream::connect_timeout(&to, PEER_TIMEOUT)?;
@@ -218,7 +219,7 @@ fn echo(port: u16, size: usize) -> Outcome {
     }
 }
 
-/// Sends requests of `size` bytes one after the other for this long.
+/// Sends requests of `size` bytes for `length`, each after the reply to the last.
 pub fn ask(to: SocketAddr, length: Duration, size: usize) -> Outcome<Sent> {
     let mut stream = TcpStream::connect_timeout(&to, PEER_TIMEOUT)?;
     stream.set_nodelay(true)?;

@@ -146,7 +146,7 @@ impl TestBed {
         serde_json::from_str(&text).map_err(|e| Failure::run(format!("viola lanes: {e}: {text}")))
     }
 
-    /// Runs the shifting load under one policy.
+    /// Runs the shifting load on one side, in three phases of `phase` seconds each.
     pub fn shift(&self, side: &str, phase: u32) -> Outcome<Reading> {
         let guest = |i: u32| {
             let rate = |heavy: &[u32; 7]| match heavy.contains(&i) {
@@ -189,8 +189,8 @@ impl TestBed {
         Ok(reading)
     }
 
-    /// Moves one VF between two guests with a packet every millisecond. The bridge's uplink carries all their packets,
-    /// so only the switches lose any.
+    /// Moves one VF between two guests `turns` times. Each guest sends a packet every millisecond.
+    /// The bridge's uplink carries all their packets, so only the switches lose any.
     pub fn swap(&self, turns: u32) -> Outcome<Reading> {
         let guests = ["n1", "n2"]
             .map(|netns| json!({"netns": netns, "rates": [1000], "kib": 1, "pieces": 50}));
@@ -289,7 +289,7 @@ fn assign_vfs(guests: &BTreeSet<u32>) -> String {
     )
 }
 
-/// Commands that rotate the VFs every five seconds.
+/// Commands that rotate the VFs every five seconds, for `seconds`.
 fn rotation(seconds: u32) -> String {
     let mut script = String::new();
     let mut now = set(&HIGH_RATE_GUESTS[0]);

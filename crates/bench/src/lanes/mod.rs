@@ -32,14 +32,13 @@ const TURNS: &str = "round robin";
 const POLICY: &str = "viola";
 const ORACLE: &str = "oracle";
 const SIDES: [&str; 4] = [STATIC, TURNS, POLICY, ORACLE];
-/// Sides of the cell that moves one VF back and forth.
+/// Sides of the cell that moves one VF back and forth: with switches and without.
 const SWITCHES: &str = "switches";
 const QUIET: &str = "none";
 /// Names of the emulated host's cells.
 const SHIFT: &str = "emulated, 10 guests, 7 VFs";
 const SWAP: &str = "a switch";
-/// Bounds: longest gap of a 1 ms stream, ms, and packets lost of a stream with one packet every 50 ms (one in a gap of
-/// that length).
+/// Goal for the longest gap in a stream of one packet per millisecond, ms.
 const GAP: f64 = 100.0;
 
 /// Runs the benchmark, prints the table and writes the result.

@@ -23,7 +23,7 @@ use viola_report::stats::Sorted;
 const PING_INTERVAL: (Duration, Duration) = (Duration::from_millis(3), Duration::from_millis(12));
 /// Timeout for the last replies.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
-/// netem settings of section 2.5.1 and of section 2.5.2.
+/// Delay of the long line in section 2.5.1, and below it in section 2.5.2; the paper uses netem.
 const WAN: Duration = Duration::from_millis(30);
 const REMOTE: Delay = Delay {
     low: Duration::from_millis(20),
@@ -187,7 +187,7 @@ impl TestBed {
         Ok(vec![average(&ms), Sorted::new(ms).quantile(0.99)])
     }
 
-    /// A stream of 1 Mbit/s in datagrams of this many bytes.
+    /// Jitter (ms) of a stream of 1 Mbit/s for `time` ms, in datagrams of `size` bytes.
     fn jitter(&self, size: u32, time: u64, client: Client) -> Outcome<Vec<Option<f64>>> {
         let period_us = size * 8;
         let up = Stream {
@@ -208,7 +208,7 @@ impl TestBed {
         Ok(vec![quality.map(|q| q.jitter_ms)])
     }
 
-    /// Throughput of a stream at a program in the guest, MB/s.
+    /// Throughput of a stream of `time` ms at a program in the guest, MB/s.
     fn tcp(&self, from: &impl ClientNetwork, time: u64) -> Outcome<Vec<Option<f64>>> {
         let bytes =
             || Ok::<u64, Failure>(self.guests.web().stat("sink").map_err(lab_failure)?.bytes);
@@ -323,7 +323,7 @@ fn wide() -> String {
     format!("echo 4096 {TCP_WINDOW_BYTES} {TCP_WINDOW_BYTES} >/proc/sys/net/ipv4/tcp_rmem")
 }
 
-/// Requests for the paper's page of 5 KB for this long.
+/// Requests for the paper's page of 5 KB, for `time` ms.
 fn requests(time: u64, client: Client) -> Http {
     Http {
         port: 8080,

@@ -109,7 +109,7 @@ struct Bench {
     sampler: ThreadSampler,
     found: Measurements,
     kernel: String,
-    /// Share of the guests' core that other programs used, by cell.
+    /// One per cell, with only the share of the guests' core that other programs used.
     readings: Vec<Reading>,
 }
 

@@ -65,9 +65,10 @@ struct Cell {
     shift: u32,
 }
 
-/// Slow emulated CPU, 8 ns per instruction. A faster one would make a run take hours.
+/// Slow emulated CPU, 2^3 = 8 ns per instruction. With a faster one a run would take hours.
 const MAX_SHIFT: u32 = 3;
-/// Faster emulated CPU, 2 ns per instruction, for figures that depend on the cost of a decision.
+/// Faster emulated CPU, 2^1 = 2 ns per instruction, for figures that depend on the cost of a
+/// decision.
 const FAST: u32 = 1;
 
 const CELLS: [Cell; 8] = [
@@ -144,7 +145,7 @@ const CELL_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// Result of one run of a cell.
 struct Reading {
-    /// Reply times, µs; NaN if nothing was requested.
+    /// Reply times, µs, NaN if nothing was requested; then each VM's share, percent of a core.
     p50_us: f64,
     p99_us: f64,
     shares: Vec<f64>,
@@ -165,7 +166,7 @@ impl Reading {
         })
     }
 
-    /// Percent of a core.
+    /// Share of all VMs together, percent of a core.
     fn all(&self) -> f64 {
         self.shares.iter().sum()
     }

@@ -336,5 +336,5 @@ fn eject(cpu: u32) -> Outcome {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    Err("the kernel did not end it within a minute".into())
+    Err("the kernel did not end the scheduler within a minute".into())
 }

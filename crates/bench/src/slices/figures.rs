@@ -21,7 +21,8 @@ pub struct Readings {
 /// Selects a figure of a reading.
 type Figure = fn(&Reading) -> Option<f64>;
 
-/// A latency, with the most of its ratio to stock.
+/// A latency, with its goals: the largest ratio to stock while the LSVM is busy, and while it is
+/// idle.
 struct Latency {
     name: &'static str,
     figure: Figure,
@@ -41,7 +42,8 @@ const fn latency(name: &'static str, figure: Figure, busy: f64, idle: f64) -> La
     }
 }
 
-/// A closed loop wants more than the guest's share, so stock, which lets it run ahead, may win a little.
+/// A closed loop wants more than the guest's share. Stock lets it run ahead of its share and may
+/// win a little, so the goal is a ratio of `most`, which may be above 1.
 const fn above_share(name: &'static str, figure: Figure, most: f64) -> Latency {
     Latency {
         is_compared: false,

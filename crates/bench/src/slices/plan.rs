@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Plan of `bench slices`: the cells, their order and duration.
 //!
-//! Three families: *groups* (pings, round trips, and HTTP in a closed loop of one connection), *loads* (HTTP in open and
-//! closed loops, [`super::loads`]), and *extras*. Not every group has every side: 4 VMs whose neighbours never rest have
-//! all, and the microslices of 1 and 0.1 ms only there; 5 VMs have the papers' slices too, for the model that predicts
-//! them; neighbours that rest have stock and viola.
+//! Three families: *groups* (pings, round trips, and HTTP in a closed loop of one connection),
+//! *loads* (HTTP in open and closed loops, [`super::loads`]), and *extras*. The group of 4 VMs
+//! whose neighbours never rest has all sides in a full run. 5 VMs have stock, the papers' slices
+//! (for the model that predicts them) and viola with 0.3 ms. Neighbours that rest have stock and
+//! viola with 0.3 ms.
 
 use std::time::Duration;
 

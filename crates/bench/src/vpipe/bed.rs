@@ -36,13 +36,13 @@ pub const SIZES: [usize; 9] = [
 ];
 /// Size of the largest file, bytes.
 pub const MAX_FILE_BYTES: usize = 256 << 20;
-/// Size of its file system, bytes.
+/// Block size of the guest's file system, bytes.
 const BLOCK: u64 = 4096;
 /// Size of the guest's disk, bytes.
 const IMAGE: usize = 3 << 30;
 const WEB: &str = "vpipe-web";
 const NEIGHBOURS: [&str; 3] = ["vpipe-busy1", "vpipe-busy2", "vpipe-busy3"];
-/// Timeout for the proof of the guest's disk.
+/// Timeout for the agent to prove which disk it has.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(30);
 /// Server of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

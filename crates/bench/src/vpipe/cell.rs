@@ -151,7 +151,7 @@ impl Cell {
         sides
     }
 
-    /// Whether the file is large enough for the library.
+    /// Whether the file is large enough for the library, which then lets the host send it.
     pub fn is_given_away(&self) -> bool {
         let least = match self.work {
             Work::Proxy => 32 * MIB,

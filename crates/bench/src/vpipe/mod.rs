@@ -170,7 +170,7 @@ struct Run<'a> {
     sampler: ThreadSampler,
     busy: bool,
     quick: bool,
-    /// CPU samples of the guests.
+    /// Core of the guests.
     core: usize,
     /// MD5 of the file that curl gets.
     sum: Option<String>,
@@ -421,8 +421,8 @@ impl Run<'_> {
     }
 }
 
-/// Minimum number of timed hand-overs. Without the library they are slow beside busy neighbours, and that side is not
-/// the question.
+/// Minimum number of timed hand-overs. Only viola's side has goals for their 99th percentile; the
+/// others are slow beside busy neighbours, and one hand-over is enough there.
 fn least(side: Side) -> usize {
     match side {
         Side::Viola => MIN_P99_SAMPLES,

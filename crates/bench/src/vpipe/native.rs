@@ -138,7 +138,7 @@ impl Native {
     fn order(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> Outcome {
         match self.orders.order(order, fds, READY_TIMEOUT) {
             Ok(Report::Done) => Ok(()),
-            Ok(other) => Err(Failure::run(format!("the worker: {other:?}"))),
+            Ok(other) => Err(Failure::run(format!("the worker replied {other:?}"))),
             Err(e) => Err(Failure::run(chain(&e))),
         }
     }
@@ -150,7 +150,7 @@ impl Native {
     pub fn begun(&self) -> Outcome<u64> {
         match self.orders.order(&Order::Stat, &[], READY_TIMEOUT) {
             Ok(Report::Agent(stat)) => Ok(stat.pipes.map_or(0, |work| work.begun)),
-            Ok(other) => Err(Failure::run(format!("the worker: {other:?}"))),
+            Ok(other) => Err(Failure::run(format!("the worker replied {other:?}"))),
             Err(e) => Err(Failure::run(chain(&e))),
         }
     }

@@ -44,7 +44,7 @@ const NAMING_TIMEOUT: Duration = Duration::from_secs(60);
 /// pages.
 const RAISE_DIRTY_RATIO: &str =
     "cd /proc/sys/vm; echo 80 >dirty_ratio; echo 70 >dirty_background_ratio";
-/// Longer than a DataNode needs to delete blocks.
+/// Time to wait for a DataNode to delete blocks.
 const DELETE_TIME: Duration = Duration::from_secs(5);
 
 /// Resources of a whole run, apart from the guests.
@@ -56,7 +56,7 @@ pub struct Fixtures {
 }
 
 impl Fixtures {
-    /// Files go to `folder`; its file system is measured.
+    /// Files go to `folder`, whose file system is measured. Fails without Hadoop.
     pub fn new(folder: &Path) -> Outcome<Self> {
         Ok(Self {
             hadoop: Hadoop::find().map_err(lab_failure)?,

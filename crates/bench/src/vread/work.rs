@@ -253,8 +253,8 @@ impl Work {
         )
     }
 
-    /// Minimum part of the bytes that viola must serve on its side, 0 to 1. For programs with caches of their own only
-    /// that it is above zero is known.
+    /// Minimum part of the bytes that viola must serve on its side, 0 to 1. HBase and Spark read an
+    /// unknown part from caches of their own.
     pub fn local_part(self) -> f64 {
         match self {
             Self::Hybrid | Self::HybridNeighbours => 0.5,

@@ -11,7 +11,8 @@ use viola_policy::slices::{DEFAULT_WEIGHT, US};
 
 use super::{Outcome, now};
 
-/// End when the process that started this one ends.
+/// Imitates QEMU with `vcpus` vCPU threads that work `work` us and sleep `sleep` us in turn. The
+/// process ends when its parent ends.
 pub fn vm(vcpus: u32, work: u64, sleep: u64) -> Outcome {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     let (work, sleep) = (Duration::from_micros(work), Duration::from_micros(sleep));
@@ -128,7 +129,7 @@ impl Place {
     /// Parses `CPU` or `CPU,TURBO`.
     pub fn parse(cpus: &str) -> Outcome<Self> {
         let mut words = cpus.split(',');
-        let regular = words.next().ok_or("CPU")?.parse()?;
+        let regular = words.next().ok_or("the CPU is missing")?.parse()?;
         let turbo = words.next().map(str::parse).transpose()?;
         Ok(Self { regular, turbo })
     }
@@ -145,9 +146,11 @@ pub struct StandIn {
     /// Whether its first thread replies to requests.
     pub answers: bool,
     pub weight: u32,
+    /// Cap, thousandths of a core.
     pub cap: Option<u32>,
+    /// Microslice, ns.
     pub micro: u64,
-    /// CPU time that VMs keep for their regular vCPUs, thousandths.
+    /// Part of their share that VMs keep for their regular vCPUs, thousandths.
     pub reserve: u32,
     pub path: PathBuf,
 }
@@ -166,13 +169,13 @@ impl StandIn {
         let (class, does) = words
             .next()
             .and_then(|w| w.split_once(':'))
-            .ok_or("CLASS:KIND")?;
+            .ok_or("a VM begins with CLASS:KIND")?;
         let kind = match class {
             "ls" => Kind::Ls,
             "batch" => Kind::Batch,
             "turbo" => Kind::Turbo,
             "fair" => Kind::Fair,
-            _ => return Err(format!("unknown {class}").into()),
+            _ => return Err(format!("unknown class {class} of a VM").into()),
         };
         let (mut weight, mut cap, mut micro, mut reserve) = (DEFAULT_WEIGHT, None, 300, 400);
         let mut threads = if kind == Kind::Turbo { 2 } else { 1 };
@@ -183,7 +186,7 @@ impl StandIn {
                 ("micro", n) => micro = n.parse()?,
                 ("threads", n) => threads = n.parse()?,
                 ("reserve", n) => reserve = n.parse()?,
-                (name, _) => return Err(format!("unknown {name}").into()),
+                (name, _) => return Err(format!("unknown key {name} of a VM").into()),
             }
         }
         let path = std::env::temp_dir().join(format!("scx-{}-{number}", std::process::id()));

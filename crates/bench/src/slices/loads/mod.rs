@@ -19,7 +19,7 @@ use viola_cli::error::Outcome;
 pub const MICROSLICE: u32 = 300;
 /// Duration of a load.
 pub const LOAD_TIME: Duration = Duration::from_millis(800);
-/// Time to settle before a load, and to count the neighbours' work and change the own work around it.
+/// Time around a load: to settle, to count the neighbours' work, and to change the own work.
 pub const AROUND_TIME: Duration = Duration::from_millis(350);
 /// Duration of the measurement of what a core serves.
 pub const CAPACITY_TIME: Duration = Duration::from_millis(1500);
@@ -64,7 +64,8 @@ pub struct BedRun<'a> {
 }
 
 impl BedRun<'_> {
-    /// Sets up the side, measures the cells, and takes the side back. `step` is told of each cell and of each refusal.
+    /// Sets up the side, measures the cells, and removes the side. Calls `step` at the start of
+    /// each cell and for each refusal.
     pub fn measure(
         &self,
         guests: &mut Guests,

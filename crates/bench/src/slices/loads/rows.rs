@@ -53,12 +53,13 @@ const QUANTILES: [(&str, f64, f64, f64); 4] = [
     ("p99", 0.99, 1.0 / 3.0, 0.7),
     (P999, 0.999, 1.0 / 3.0, 0.9),
 ];
-/// A round has too few requests for this one, so that those of all rounds count together.
+/// Quantile for which a round has too few requests; the requests of all rounds count together.
 const P999: &str = "p99.9";
 /// Beside a program in user space, figures up to this many times those of the guest alone are good too.
 const NEAR_ALONE: f64 = 1.2;
 
-/// Goals of a closed loop's answers per second, to stock: with many connections stock serves them in larger batches.
+/// Goal of a closed loop: the smallest ratio of answers per second to stock's. With many
+/// connections stock serves them in larger batches.
 fn least_answers(load: Load) -> f64 {
     match load {
         Load::Closed {
