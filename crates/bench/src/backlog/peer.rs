@@ -140,7 +140,10 @@ fn receive(port: u16, size: usize, buffer: usize, pause: Duration, stop: u64) ->
     })
 }
 
-/// Sends the stream for `length`.
+/// Sends the stream for `length`. A later error of the connection is in [`Sent::ended`].
+///
+/// # Errors
+/// The receiver accepts no connection.
 pub fn send(to: SocketAddr, length: Duration) -> Outcome<Sent> {
     let due = pattern(SEND_BYTES);
     let mut stream = TcpStream::connect_timeout(&to, PEER_TIMEOUT)?;
@@ -220,6 +223,9 @@ fn echo(port: u16, size: usize) -> Outcome {
 }
 
 /// Sends requests of `size` bytes for `length`, each after the reply to the last.
+///
+/// # Errors
+/// The other end accepts no connection, closes it, or does not reply in time.
 pub fn ask(to: SocketAddr, length: Duration, size: usize) -> Outcome<Sent> {
     let mut stream = TcpStream::connect_timeout(&to, PEER_TIMEOUT)?;
     stream.set_nodelay(true)?;

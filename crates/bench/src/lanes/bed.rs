@@ -82,6 +82,9 @@ fn failed(e: viola_lab::Error) -> Failure {
 
 impl TestBed {
     /// Boots the host and starts viola in it.
+    ///
+    /// # Errors
+    /// The image or `viola` is missing, or the host or viola does not start.
     pub fn boot(core: usize) -> Outcome<Self> {
         let at = std::env::temp_dir().join(format!("viola-lanes-{}", std::process::id()));
         let folder = Folder::new(at)?;
@@ -147,6 +150,9 @@ impl TestBed {
     }
 
     /// Runs the shifting load on one side, in three phases of `phase` seconds each.
+    ///
+    /// # Errors
+    /// A stream loses bytes, or a VF is not moved; the error quotes the traffic or viola.
     pub fn shift(&self, side: &str, phase: u32) -> Outcome<Reading> {
         let guest = |i: u32| {
             let rate = |heavy: &[u32; 7]| match heavy.contains(&i) {
@@ -191,6 +197,9 @@ impl TestBed {
 
     /// Moves one VF between two guests `turns` times. Each guest sends a packet every millisecond.
     /// The bridge's uplink carries all their packets, so only the switches lose any.
+    ///
+    /// # Errors
+    /// As [`Self::shift`].
     pub fn swap(&self, turns: u32) -> Outcome<Reading> {
         let guests = ["n1", "n2"]
             .map(|netns| json!({"netns": netns, "rates": [1000], "kib": 1, "pieces": 50}));

@@ -66,6 +66,9 @@ pub struct TestBed {
 
 impl TestBed {
     /// Boots the guests and starts the servers of all experiments.
+    ///
+    /// # Errors
+    /// A guest or server does not start, or the long line cannot be made.
     pub fn boot(vms: usize, core: usize) -> Outcome<Self> {
         let mut spec = guests::spec("bench-papers", vms, &[core])?;
         spec.guests
@@ -94,8 +97,11 @@ impl TestBed {
         self.guests.down()
     }
 
-    /// Runs an experiment. Returns its figures in the order of [`Experiment::figures`], `None` for a figure without
-    /// data. `calls` is the number of repetitions of MPI calls.
+    /// Runs an experiment. Returns its figures in the order of [`Experiment::figures`], `None` for
+    /// a figure without data. `calls` is the number of repetitions of MPI calls.
+    ///
+    /// # Errors
+    /// A guest, server or client fails, or the load generator was late itself.
     pub fn measure(
         &mut self,
         part: Experiment,

@@ -108,6 +108,9 @@ fn ping(index: usize, setup: Setup) -> Claim {
 }
 
 /// Table of a result file, in Markdown.
+///
+/// # Errors
+/// The file is no result of `viola-lab bench papers`.
 pub fn table(file: &Path) -> Outcome<String> {
     let rows = read_rows(file, "papers")?;
     let mut table = String::from(

@@ -45,7 +45,10 @@ pub struct Measurements {
 }
 
 impl Measurements {
-    /// Measures one extra cell.
+    /// Measures one extra cell on all its sides.
+    ///
+    /// # Errors
+    /// A side cannot be set up, or a load fails.
     pub fn measure(
         &mut self,
         extra: Extra,

@@ -59,7 +59,10 @@ impl LatePing {
     }
 }
 
-/// Sends `count` pings, the first one at once.
+/// Sends `count` pings, the first one at once. Returns the late ones.
+///
+/// # Errors
+/// The web server has no network, or pings cannot be sent.
 pub fn pings(
     guests: &Guests,
     sampler: &mut ThreadSampler,

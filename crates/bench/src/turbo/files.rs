@@ -215,6 +215,9 @@ impl Files {
     }
 
     /// MB/s of a copy into the guest by scp.
+    ///
+    /// # Errors
+    /// The client fails, or the file in the guest is incomplete.
     pub fn scp(&self, lab: &Lab, guest: &Guest) -> Outcome<f64> {
         let to = format!("root@{}:/mnt/files/copied", self.address);
         let mut scp = Command::new("scp");
@@ -224,6 +227,9 @@ impl Files {
     }
 
     /// MB/s of a write over NFS.
+    ///
+    /// # Errors
+    /// As [`Self::scp`].
     pub fn nfs_write(&self, lab: &Lab, guest: &Guest) -> Outcome<f64> {
         let to = self.url("written");
         let mut copy = self.nfs_cp();
@@ -231,6 +237,9 @@ impl Files {
     }
 
     /// MB/s of a read over NFS without the guest's page cache.
+    ///
+    /// # Errors
+    /// As [`Self::scp`].
     pub fn nfs_read(&self, lab: &Lab, guest: &Guest) -> Outcome<f64> {
         shell(guest, "echo 1 >/proc/sys/vm/drop_caches")?;
         let to = self.file.with_extension("read");

@@ -108,6 +108,9 @@ pub struct Fixtures {
 
 impl Fixtures {
     /// Creates the image in `folder` and starts viola.
+    ///
+    /// # Errors
+    /// No space is left, mkfs.ext4 is missing, or the daemon does not start.
     pub fn new(folder: &Path) -> Outcome<Self> {
         let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", folder.display()));
         let tree = folder.join("tree");
@@ -150,6 +153,9 @@ impl Fixtures {
     }
 
     /// Boots the guests on this core.
+    ///
+    /// # Errors
+    /// The guest image is missing, or a guest does not boot.
     pub fn boot(&self, core: usize) -> Outcome<Lab> {
         let image = self.image.display().to_string();
         let image = fs::canonicalize(&image).map_err(|e| Failure::run(format!("{image}: {e}")))?;
@@ -166,6 +172,9 @@ impl Fixtures {
     }
 
     /// Starts all servers in the guest. For a control run neither side uses the library.
+    ///
+    /// # Errors
+    /// A server does not start, or the daemon does not serve the guest.
     pub fn bed<'a>(&'a self, lab: &'a Lab, control: bool) -> Outcome<TestBed<'a>> {
         let bed = TestBed {
             fixtures: self,
@@ -208,7 +217,10 @@ impl<'a> TestBed<'a> {
         self.lab.guest(WEB).map_err(lab_failure)
     }
 
-    /// Runs a script in the guest that must succeed.
+    /// Runs a script in the guest and returns its output.
+    ///
+    /// # Errors
+    /// The script fails; the error quotes it and its stderr.
     pub fn sh(&self, script: &str) -> Outcome<String> {
         let output = self.web()?.exec(&["sh", "-ec", script]);
         let output = output.map_err(lab_failure)?;
@@ -230,6 +242,9 @@ impl<'a> TestBed<'a> {
     }
 
     /// The host's counters so far.
+    ///
+    /// # Errors
+    /// The daemon does not answer.
     pub fn counters(&self) -> Outcome<status::PipeStats> {
         let pipes: Pipes = self.fixtures.daemon.ask("/pipes")?;
         Ok(pipes
@@ -296,7 +311,11 @@ impl<'a> TestBed<'a> {
         self.lab.in_netns(job).map_err(lab_failure)
     }
 
-    /// Checks that the served files are unchanged on the disk, so that no write went to a wrong block.
+    /// Checks that the served files are unchanged on the disk, so that no write went to a wrong
+    /// block.
+    ///
+    /// # Errors
+    /// A file has other bytes; the error names the file and the first offset.
     pub fn check(&self) -> Outcome {
         for file in &self.fixtures.files {
             let (image, extents) = self.source(file.len())?;

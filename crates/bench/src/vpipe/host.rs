@@ -23,7 +23,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens in the calling thread's network namespace.
+    /// Listens in the calling thread's network namespace. The file has these extents in the image
+    /// and `size` bytes.
+    ///
+    /// # Errors
+    /// The extents do not cover the file, or the address is in use.
     pub fn start(
         address: SocketAddr,
         image: Arc<Image>,

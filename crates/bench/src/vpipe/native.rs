@@ -194,6 +194,9 @@ impl Native {
     }
 
     /// Runs a closure in the client's network namespace.
+    ///
+    /// # Errors
+    /// The thread cannot enter the namespace.
     pub fn at_client<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Outcome<T> {
         self.client.run(job).map_err(Failure::run)
     }

@@ -26,6 +26,9 @@ pub struct Daemon {
 
 impl Daemon {
     /// Starts the daemon and waits until the reading guest can connect its device.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
     pub fn start(reader: &str, datanode: &str) -> Outcome<Self> {
         let folder = Self::folder("")?;
         let text = config(&folder, reader, datanode);
@@ -44,8 +47,11 @@ impl Daemon {
         Ok(folder)
     }
 
-    /// Starts a daemon with this configuration, in `netns` if given, and waits until it replies and serves the reader's
-    /// socket, if there is a reader.
+    /// Starts a daemon with this configuration, in `netns` if given, and waits until it serves the
+    /// reader's socket, or its API without a reader.
+    ///
+    /// # Errors
+    /// The daemon ends or does not serve the socket in time; the error quotes its log.
     pub fn begin(
         folder: PathBuf,
         config: &str,
@@ -92,12 +98,18 @@ impl Daemon {
     }
 
     /// Bytes read by its readers since it started.
+    ///
+    /// # Errors
+    /// The daemon does not answer.
     pub fn served(&self) -> Outcome<u64> {
         let vread: Vread = self.ask("/vread")?;
         Ok(vread.readers.iter().flat_map(|r| r.bytes.values()).sum())
     }
 
     /// Reply to an API request.
+    ///
+    /// # Errors
+    /// The daemon does not answer, or with another type.
     pub fn ask<T: serde::de::DeserializeOwned>(&self, path: &str) -> Outcome<T> {
         let client = viola_cli::client::Client::new(&self.folder.join("viola.sock"));
         client.get(path).map_err(Failure::run)

@@ -15,6 +15,9 @@ pub struct LoopDevice {
 
 impl LoopDevice {
     /// Creates a loop device over an image.
+    ///
+    /// # Errors
+    /// losetup is missing or fails.
     pub fn over(image: &Path) -> Outcome<Self> {
         let image = image.display().to_string();
         let found = losetup(&["--find", "--show", &image])?;

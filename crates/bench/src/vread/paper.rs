@@ -87,6 +87,9 @@ const fn line(row: &'static str, paper: &'static str) -> PaperRow {
 const MISSING_ROWS: [(&str, &str); 1] = [("Sqoop export", "not run: Sqoop is a retired project")];
 
 /// Table of a result file, in Markdown.
+///
+/// # Errors
+/// The file is no result of `viola-lab bench vread`.
 pub fn table(file: &Path) -> Outcome<String> {
     let rows = read_rows(file, "vread")?;
     let mut table = String::from(

@@ -71,6 +71,9 @@ pub struct CpuTotals {
 
 impl CpuTotals {
     /// Samples all processes.
+    ///
+    /// # Errors
+    /// A guest has ended, or /proc cannot be read.
     pub fn now(sampler: &mut ThreadSampler, processes: Processes) -> Outcome<Self> {
         let samples = match processes {
             Processes::Guests {
@@ -117,7 +120,10 @@ impl CpuTotals {
     }
 }
 
-/// Seconds that all cores together were busy.
+/// Seconds that all cores together were busy since the host booted.
+///
+/// # Errors
+/// /proc/stat cannot be read or parsed.
 pub fn busy() -> Outcome<f64> {
     let text =
         read_to_string("/proc/stat").map_err(|e| Failure::run(format!("/proc/stat: {e}")))?;

@@ -20,7 +20,8 @@ pub struct Other {
 }
 
 impl Other {
-    /// Starts the program and waits until its scheduler is active.
+    /// Starts the program and waits until its scheduler is active. Fails if the program ends, or if
+    /// the scheduler is not active in time.
     pub fn start(program: &Path) -> Outcome<Self> {
         let log = super::file("other");
         let log_text = std::fs::File::create(&log)?;
