@@ -29,12 +29,21 @@ use crate::vm::Vm;
 /// Device and inode number of a file.
 pub type FileId = (u64, u64);
 
+/// Who names the path of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NamedBy {
+    /// The VM's hypervisor, in its own mount namespace.
+    Vm,
+    /// The operator, in the mount namespace of this program.
+    Operator,
+}
+
 /// Opens a file of one of the VM's disks for reading.
 ///
 /// # Errors
 /// [`io::ErrorKind::NotFound`] when the VM's process does not have the file open for reading, or has ended.
-pub fn open(vm: &Vm, path: &Path) -> io::Result<(File, FileId)> {
-    let file = open_as_vm(vm, path, Access::Read)?;
+pub fn open(vm: &Vm, path: &Path, by: NamedBy) -> io::Result<(File, FileId)> {
+    let file = open_as_vm(vm, path, by, Access::Read)?;
     let id = file_id(&file.metadata()?);
     Ok((file, id))
 }
@@ -43,8 +52,8 @@ pub fn open(vm: &Vm, path: &Path) -> io::Result<(File, FileId)> {
 ///
 /// # Errors
 /// Those of [`open`]; [`io::ErrorKind::PermissionDenied`] when the VM has it open read-only.
-pub fn open_for_writing(vm: &Vm, path: &Path) -> io::Result<File> {
-    open_as_vm(vm, path, Access::ReadAndWrite)
+pub fn open_for_writing(vm: &Vm, path: &Path, by: NamedBy) -> io::Result<File> {
+    open_as_vm(vm, path, by, Access::ReadAndWrite)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -80,11 +89,11 @@ struct Descriptor {
     id: FileId,
 }
 
-fn open_as_vm(vm: &Vm, path: &Path, access: Access) -> io::Result<File> {
+fn open_as_vm(vm: &Vm, path: &Path, by: NamedBy, access: Access) -> io::Result<File> {
     let gone = || io::Error::new(io::ErrorKind::NotFound, "the VM's process has ended");
     let pid = i32::try_from(vm.pid).ok().and_then(Pid::from_raw);
     let process = pidfd_open(pid.ok_or_else(gone)?, PidfdFlags::empty())?;
-    let descriptor = find_descriptor(vm, path, access)?;
+    let descriptor = find_descriptor(vm, path, by, access)?;
     // The start time shows that the pid is still the VM's. So it was the VM's when the pidfd was
     // opened and during the search.
     let stat = proc::stat(vm.pid).map_err(io::Error::other)?;
@@ -134,11 +143,14 @@ fn reopen_by_link(descriptor: &Descriptor, access: Access) -> io::Result<Option<
 }
 
 /// The descriptor through which the VM's process has the file open.
-fn find_descriptor(vm: &Vm, path: &Path, access: Access) -> io::Result<Descriptor> {
-    let wanted = path
-        .to_str()
-        .and_then(|p| fs::metadata(through_root(vm.pid, p)).ok())
-        .map(|m| file_id(&m));
+fn find_descriptor(vm: &Vm, path: &Path, by: NamedBy, access: Access) -> io::Result<Descriptor> {
+    let wanted = match by {
+        NamedBy::Operator => Some(fs::metadata(path)?),
+        NamedBy::Vm => path
+            .to_str()
+            .and_then(|p| fs::metadata(through_root(vm.pid, p)).ok()),
+    };
+    let wanted = wanted.map(|m| file_id(&m));
     let (mut found, mut is_read_only) = (None, false);
     let pid = vm.pid;
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
@@ -146,7 +158,7 @@ fn find_descriptor(vm: &Vm, path: &Path, access: Access) -> io::Result<Descripto
         let Some(number) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else {
             continue;
         };
-        let is_named = fs::read_link(&link).is_ok_and(|target| target == path);
+        let is_named = by == NamedBy::Vm && fs::read_link(&link).is_ok_and(|target| target == path);
         let Ok(meta) = fs::metadata(&link) else {
             continue;
         };
@@ -227,21 +239,41 @@ mod tests {
     fn only_files_that_the_vm_has_open_are_opened() {
         let (dir, path) = disk();
         assert_eq!(
-            open(&own_process(), &path).unwrap_err().kind(),
+            open(&own_process(), &path, NamedBy::Vm).unwrap_err().kind(),
             io::ErrorKind::NotFound
         );
         let held = File::open(&path).unwrap();
-        let (_, id) = open(&own_process(), &path).unwrap();
+        let (_, id) = open(&own_process(), &path, NamedBy::Vm).unwrap();
         assert_eq!(id, file_id(&held.metadata().unwrap()));
         // By another name of the same file, too.
         let link = dir.path().join("link.img");
         std::os::unix::fs::symlink(&path, &link).unwrap();
-        assert_eq!(open(&own_process(), &link).unwrap().1, id);
+        assert_eq!(open(&own_process(), &link, NamedBy::Vm).unwrap().1, id);
         // Another file at that path is not the VM's.
         fs::remove_file(&path).unwrap();
         fs::write(&path, "y").unwrap();
         let other = file_id(&fs::metadata(&path).unwrap());
-        assert!(open(&own_process(), &path).is_err() || other == id);
+        assert!(open(&own_process(), &path, NamedBy::Vm).is_err() || other == id);
+    }
+
+    #[test]
+    fn a_path_of_the_operator_is_opened_only_while_the_vm_has_the_file_open() {
+        let (_dir, path) = disk();
+        let vm = own_process();
+        let open = |path: &Path| open(&vm, path, NamedBy::Operator);
+        let refused = open(&path).unwrap_err();
+        assert!(
+            refused
+                .to_string()
+                .ends_with("the VM does not have this file open")
+        );
+        let held = File::open(&path).unwrap();
+        let (_, id) = open(&path).unwrap();
+        assert_eq!(id, file_id(&held.metadata().unwrap()));
+        // The name that the VM's process has for another file means nothing.
+        fs::rename(&path, path.with_extension("old")).unwrap();
+        fs::write(&path, "y").unwrap();
+        assert_eq!(open(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
@@ -251,19 +283,22 @@ mod tests {
         let kind = |result: io::Result<File>| result.unwrap_err().kind();
         for flags in [OFlags::PATH, OFlags::WRONLY] {
             let held = rustix::fs::open(&path, flags | OFlags::CLOEXEC, Mode::empty()).unwrap();
-            let read = open(&vm, &path).map(|(file, _)| file);
+            let read = open(&vm, &path, NamedBy::Vm).map(|(file, _)| file);
             assert_eq!(kind(read), io::ErrorKind::NotFound);
-            assert_eq!(kind(open_for_writing(&vm, &path)), io::ErrorKind::NotFound);
+            assert_eq!(
+                kind(open_for_writing(&vm, &path, NamedBy::Vm)),
+                io::ErrorKind::NotFound
+            );
             drop(held);
         }
         let _read = File::open(&path).unwrap();
         assert_eq!(
-            kind(open_for_writing(&vm, &path)),
+            kind(open_for_writing(&vm, &path, NamedBy::Vm)),
             io::ErrorKind::PermissionDenied
         );
         // The one that may write is found beside others.
         let _written = File::options().read(true).write(true).open(&path).unwrap();
-        let file = open_for_writing(&vm, &path).unwrap();
+        let file = open_for_writing(&vm, &path, NamedBy::Vm).unwrap();
         assert!(!fcntl_getfl(&file).unwrap().contains(OFlags::NONBLOCK));
         assert_eq!(fs::read(&path).unwrap(), b"x");
     }
@@ -275,7 +310,7 @@ mod tests {
             start_time: own_process().start_time + 1,
             ..own_process()
         };
-        let error = open(&vm, file.path()).unwrap_err();
+        let error = open(&vm, file.path(), NamedBy::Vm).unwrap_err();
         assert_eq!(error.to_string(), "the VM's process has ended");
     }
 
@@ -284,7 +319,7 @@ mod tests {
         let (_dir, path) = disk();
         let vm = own_process();
         let held = File::open(&path).unwrap();
-        let found = find_descriptor(&vm, &path, Access::Read).unwrap();
+        let found = find_descriptor(&vm, &path, NamedBy::Vm, Access::Read).unwrap();
         assert!(reopen_by_link(&found, Access::Read).unwrap().is_some());
         // The same number, opened without any right to the file.
         let by_path = rustix::fs::open(&path, OFlags::PATH, Mode::empty()).unwrap();

@@ -30,6 +30,7 @@ pub mod error;
 pub mod facts;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod held_nics;
 pub mod inventory;
 mod kernel;
 pub mod libvirt;

@@ -174,7 +174,7 @@ pub struct Vm {
     pub service: Vec<ServiceThread>,
     /// Disks with a file of the host behind them.
     pub disks: Vec<Disk>,
-    /// NICs with an interface of the host behind them.
+    /// NICs whose interface of the host the VM's process holds.
     pub nics: Vec<Nic>,
     /// The CPU control group of the VM and what it allows.
     pub cgroup: Option<Cgroup>,

@@ -321,8 +321,9 @@ fn threads_of_a_vm_are_restored() {
 
 #[test]
 fn the_agent_port_is_found_and_events_report_resets_and_snapshots() {
+    use viola_host::disk_files::{self, NamedBy};
     use viola_host::qemu::disk_watch::DiskWatch;
-    use viola_host::{disk_files, sockets, unix_connect};
+    use viola_host::{sockets, unix_connect};
 
     let _alone = alone();
     let image = tempfile::NamedTempFile::new().unwrap();
@@ -343,7 +344,7 @@ fn the_agent_port_is_found_and_events_report_resets_and_snapshots() {
 
     let channel = sockets::agent_socket(vm).unwrap().unwrap();
     assert!(unix_connect::connect(&channel).is_ok(), "{channel:?}");
-    let (_, id) = disk_files::open(vm, image.path()).unwrap();
+    let (_, id) = disk_files::open(vm, image.path(), NamedBy::Vm).unwrap();
     assert_eq!(
         id,
         disk_files::file_id(&image.as_file().metadata().unwrap())
@@ -390,5 +391,5 @@ fn the_agent_port_is_found_and_events_report_resets_and_snapshots() {
             (image.path().to_owned(), "raw".to_owned())
         ]
     );
-    assert!(disk_files::open(vm, &overlay).is_ok());
+    assert!(disk_files::open(vm, &overlay, NamedBy::Vm).is_ok());
 }

@@ -8,6 +8,7 @@ use crate::cgroup::Mounts;
 use crate::confirm::{Confirmation, Evidence};
 use crate::cpuset::CpuSet;
 use crate::error::HostError;
+use crate::held_nics::HeldNics;
 use crate::microvm::{self, MicroVm};
 use crate::netns::{self, ConfiguredNic};
 use crate::paths::absolute;
@@ -156,7 +157,10 @@ impl VmProcess {
             Some(vm) if is_fresh && is_complete(vm) => vm.nics.clone(),
             _ => {
                 self.nics_resolved = Some(Instant::now());
-                netns::resolve(pid, &self.nics)
+                let mut nics = netns::resolve(pid, &self.nics);
+                let held = HeldNics::read(pid, &nics)?;
+                nics.retain(|nic| held.has(nic));
+                nics
             }
         };
         let first_threads: Vec<Tid> = vcpus

@@ -4,6 +4,7 @@
 //! | file | what it reads |
 //! |---|---|
 //! | `mod.rs` | threads, children, command lines, namespaces |
+//! | `packet_sockets.rs` | `/proc/PID/net/packet` |
 //! | `read.rs` | any file, with a bound on its size |
 //! | `stat.rs` | `/proc/TID/stat` |
 //! | `taps.rs` | the tap devices that a process has open |
@@ -12,6 +13,7 @@
 //! Every function returns `None` (or an empty list) for a process that has ended, and an error only for a file that exists and
 //! cannot be read. Text is taken as UTF-8; other bytes become U+FFFD.
 
+pub(crate) mod packet_sockets;
 mod read;
 mod stat;
 mod taps;

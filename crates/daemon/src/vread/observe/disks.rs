@@ -3,9 +3,9 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use viola_host::disk_files::{self, FileId};
+use viola_host::disk_files::{self, FileId, NamedBy};
 use viola_host::qemu::disk_watch::BackingChain;
 use viola_host::{Hypervisor, Vm};
 use viola_vread::control::{Format, ImageSpec};
@@ -56,8 +56,7 @@ impl Disk {
 struct ClaimedDisk {
     device: String,
     layers: Vec<(PathBuf, Format)>,
-    /// Whether the operator names the files; else the VM's process does.
-    is_trusted: bool,
+    by: NamedBy,
 }
 
 /// Opens all disks of a VM. Returns also why others are left out.
@@ -135,7 +134,7 @@ fn claims(
             layers: std::iter::once((i.path.clone(), i.format))
                 .chain(i.backing.iter().map(|l| (l.path.clone(), l.format)))
                 .collect(),
-            is_trusted: true,
+            by: NamedBy::Operator,
         };
         return (config.image.iter().map(claim).collect(), left_out);
     }
@@ -177,7 +176,7 @@ fn claims(
             claims.push(ClaimedDisk {
                 device,
                 layers: known,
-                is_trusted: false,
+                by: NamedBy::Vm,
             });
         }
     }
@@ -197,12 +196,7 @@ fn open_one(vm: &Vm, claim: &ClaimedDisk) -> Result<(Vec<File>, FileId), String>
     let mut files = Vec::new();
     let mut first = None;
     for (path, _) in &claim.layers {
-        let opened = if claim.is_trusted {
-            open_trusted(path)
-        } else {
-            disk_files::open(vm, path)
-        };
-        let (file, id) = opened.map_err(|e| {
+        let (file, id) = disk_files::open(vm, path, claim.by).map_err(|e| {
             let text = e.to_string();
             if text.contains('/') {
                 text
@@ -223,12 +217,8 @@ fn open_own(vm: &Vm, claim: &ClaimedDisk, id: FileId) -> Result<Option<File>, St
     let Some((path, Format::Raw)) = claim.layers.first() else {
         return Ok(None);
     };
-    let opened = match claim.is_trusted {
-        true => File::options().read(true).write(true).open(path),
-        false => disk_files::open_for_writing(vm, path),
-    };
     let with_path = |e: std::io::Error| format!("{}: {e}", path.display());
-    let file = opened.map_err(with_path)?;
+    let file = disk_files::open_for_writing(vm, path, claim.by).map_err(with_path)?;
     match disk_files::file_id(&file.metadata().map_err(with_path)?) == id {
         true => Ok(Some(file)),
         false => Err(format!(
@@ -238,17 +228,12 @@ fn open_own(vm: &Vm, claim: &ClaimedDisk, id: FileId) -> Result<Option<File>, St
     }
 }
 
-fn open_trusted(path: &Path) -> std::io::Result<(File, FileId)> {
-    let file = File::open(path)?;
-    let id = disk_files::file_id(&file.metadata()?);
-    Ok((file, id))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::vm;
     use std::io::Write;
+    use std::path::Path;
     use viola_config::vread::{Image, Layer};
 
     fn me(disks: Vec<viola_host::Disk>) -> Vm {
@@ -358,6 +343,6 @@ mod tests {
         };
         let (claims, _) = claims(&vm, &VmVread::default(), Some(&[chain]));
         assert_eq!(claims[0].layers[1], ("/base.img".into(), Format::Raw));
-        assert!(!claims[0].is_trusted);
+        assert_eq!(claims[0].by, NamedBy::Vm);
     }
 }
