@@ -205,7 +205,8 @@ impl Bed {
              -netdev tap,id=t0,ifname=tap0,script=no,downscript=no,vhost=on {port} \
              -device virtio-net-pci,netdev=t0,id=net1,bus=r1,mac=52:54:00:00:09:02{failover} \
              -kernel /q/vmlinuz -initrd /q/initrd2 \
-             -append 'console=ttyS0 rdinit=/init2 mitigations=off net.ifnames=0 quiet loglevel=6 tsc=reliable no_timer_check' </dev/null >/tmp/l2.out 2>&1 &"
+             -append 'console=ttyS0 rdinit=/init2 mitigations=off net.ifnames=0 quiet loglevel=6 tsc=reliable no_timer_check' </dev/null >/tmp/l2.out 2>&1 & \
+             n=0; until /viola/bin/viola register $!; do n=$((n + 1)); [ $n -gt 100 ] && exit 1; sleep 0.2; done"
         ));
         let begin = Instant::now();
         loop {

@@ -54,7 +54,8 @@ impl Bed {
             "mkdir -p /tmp/uml; cat >/guest <<'E'\n{GUEST}E\nchmod 755 /guest; cat >/tmp/v.toml <<'E'\n{CONFIG}E\n\
              for g in g1 g2; do env -u LD_LIBRARY_PATH TMPDIR=/dev/shm taskset 2 {linux} umid=$g uml_dir=/tmp/uml mem=48M root=/dev/root \
              rootfstype=hostfs rootflags=/ ro init=/guest seccomp=on con=null con0=null,fd:1 \
-             </dev/null >/tmp/$g.log 2>&1 & done"
+             </dev/null >/tmp/$g.log 2>&1 & all=\"$all $!\"; done; \
+             n=0; for p in $all; do until /viola/bin/viola register $p; do n=$((n + 1)); [ $n -gt 100 ] && exit 1; sleep 0.2; done; done"
         ));
         let bed = Self { host, begin };
         bed.until("grep -q tick /tmp/g1.log && grep -q tick /tmp/g2.log", 120);
