@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `[vread]` and `[vm.vread]`: which VMs may read blocks of which DataNode VMs, and what viola cannot find out about a VM.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -67,9 +68,12 @@ pub struct Vread {
     /// User of the VMMs, who may connect to the sockets.
     #[serde(deserialize_with = "name")]
     pub vmm_user: String,
-    /// User of the workers; never root.
+    /// Numbers of users for the workers, one for each.
+    #[serde(deserialize_with = "uid_range")]
+    pub worker_uids: UidRange,
+    /// One user for all workers instead; never root.
     #[serde(deserialize_with = "worker_user")]
-    pub user: String,
+    pub user: Option<String>,
     /// Owner of the files in the mount, as a uid of the reading VM.
     pub uid: u32,
     #[serde(deserialize_with = "number::<_, { 1 << 20 }>")]
@@ -99,7 +103,8 @@ impl Default for Vread {
             allow: Vec::new(),
             sockets: None,
             vmm_user: "root".into(),
-            user: "nobody".into(),
+            worker_uids: UidRange::default(),
+            user: None,
             uid: 0,
             blocks: limits.blocks,
             extents: limits.extents,
@@ -173,13 +178,49 @@ pub struct VmVread {
     pub image: Vec<Image>,
 }
 
-fn worker_user<'de, D: Deserializer<'de>>(d: D) -> Result<String, D::Error> {
+fn worker_user<'de, D: Deserializer<'de>>(d: D) -> Result<Option<String>, D::Error> {
     match name(d)? {
         user if user == "root" => Err(D::Error::custom(
             "root is not allowed, because the workers parse input of guests",
         )),
-        user => Ok(user),
+        user => Ok(Some(user)),
     }
+}
+
+/// Numbers of users, both ends included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UidRange {
+    /// The lowest.
+    pub first: u32,
+    /// The highest.
+    pub last: u32,
+}
+
+impl Default for UidRange {
+    /// The first of those that systemd's list of ranges (UIDS-GIDS.md) calls unused.
+    fn default() -> Self {
+        Self {
+            first: 1_879_048_192,
+            last: 1_879_052_287,
+        }
+    }
+}
+
+impl fmt::Display for UidRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}
+
+/// Parses `FIRST-LAST`, without root and without the number that means none.
+fn uid_range<'de, D: Deserializer<'de>>(d: D) -> Result<UidRange, D::Error> {
+    parsed(d, "a range in quotes, for example \"200000-200999\"", |t| {
+        let range = t.split_once('-').and_then(|(first, last)| {
+            let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+            (1 <= first && first <= last && last < u32::MAX).then_some(UidRange { first, last })
+        });
+        range.ok_or_else(|| format!("{} is no range of user numbers above 0", quoted(t)))
+    })
 }
 
 fn pools<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<String>, D::Error> {

@@ -6,7 +6,7 @@ use viola_host::facts::HostFacts;
 use viola_proto::{Libvirt, Row, lanes::Lanes, vread::Vread};
 
 pub use crate::slices::observe::mechanisms::{Support, try_scheduler};
-use crate::{host, lanes, slices, turbo, vread};
+use crate::{host, lanes, slices, turbo, vread, workers};
 use viola_config::Config;
 
 /// What a running daemon knows beyond what the host shows.
@@ -34,6 +34,9 @@ pub fn rows(
     rows.push(host::check::libvirt(daemon.map(|d| d.libvirt), config));
     rows.push(turbo::check::row(config, facts, mechanism, vms));
     rows.push(lanes::check::row(daemon.map(|d| d.lanes), config));
+    if config.has_workers() {
+        rows.push(workers::check::row());
+    }
     let shown = daemon.map(|d| d.vread);
     rows.push(vread::check::row(shown, &config.vread));
     rows.extend(vread::check::other_hosts(shown, &config.vread));

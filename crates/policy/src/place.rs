@@ -378,12 +378,13 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// The cheapest core; of equally cheap ones that with less latency-sensitive work, since who is there may come to want more.
     fn best_core(&self, i: usize) -> Option<usize> {
-        let cost = |&c: &usize| self.cost(i, c).sum();
-        self.allowed[i]
-            .iter()
-            .copied()
-            .min_by(|a, b| cost(a).total_cmp(&cost(b)))
+        let cost = |&c: &usize| (self.cost(i, c).sum() / ROUNDING).round();
+        let by_cost = |a: &usize, b: &usize| cost(a).total_cmp(&cost(b));
+        let by_ls = |a: &usize, b: &usize| self.ls[*a].total_cmp(&self.ls[*b]);
+        let cores = self.allowed[i].iter().copied();
+        cores.min_by(|a, b| by_cost(a, b).then(by_ls(a, b)))
     }
 
     /// The move with the largest gain, among those that relieve the vCPU by more than `threshold`.

@@ -219,15 +219,20 @@ fn blocks_are_read_from_the_disk_of_another_vm_and_deleted_ones_are_gone() {
     let (datanode, reader) = rig.shown();
     assert_eq!(datanode.readers, ["wk-way-rd"]);
     assert!(reader.connected, "{reader:?}");
-    // The sandbox denies workers everything else.
+    // The sandbox denies workers everything else, and each has a user of its own.
+    let mut users = Vec::new();
     for pid in [datanode.pid, reader.pid] {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-        for line in [
-            "Uid:\t65534\t65534\t65534\t65534",
-            "CapEff:\t0000000000000000",
-            "NoNewPrivs:\t1",
-            "Seccomp:\t2",
-        ] {
+        let user = status.lines().find_map(|l| l.strip_prefix("Uid:\t"));
+        let user: u32 = user
+            .and_then(|l| l.split('\t').next()?.parse().ok())
+            .unwrap();
+        assert!(
+            (1_879_048_192..=1_879_052_287).contains(&user) && !users.contains(&user),
+            "{status}"
+        );
+        users.push(user);
+        for line in ["CapEff:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"] {
             assert!(status.contains(line), "{line}: {status}");
         }
     }

@@ -17,9 +17,46 @@ use seccompiler::{
     TargetArch,
 };
 
+/// Lowest version of Landlock's interface with which workers start: rules for files (Linux 5.13).
+pub const MIN_LANDLOCK_ABI: u32 = 1;
+/// The version with all rules that workers use: files, TCP, and signals and abstract sockets (Linux 6.12).
+pub const FULL_LANDLOCK_ABI: u32 = 6;
+
+/// Version of Landlock's interface in this kernel; 0 without Landlock (landlock_create_ruleset(2)).
+#[must_use]
+pub fn landlock_abi() -> u32 {
+    const VERSION: libc::c_uint = 1;
+    // SAFETY: with this flag the kernel reads no memory, and answers a number.
+    let version = unsafe {
+        libc::syscall(
+            libc::SYS_landlock_create_ruleset,
+            std::ptr::null::<libc::c_void>(),
+            0_usize,
+            VERSION,
+        )
+    };
+    u32::try_from(version).unwrap_or(0)
+}
+
+/// Whether this kernel can confine workers.
+///
+/// # Errors
+/// [`SandboxError::NoLandlock`].
+pub fn check_kernel() -> Result<(), SandboxError> {
+    match landlock_abi() {
+        MIN_LANDLOCK_ABI.. => Ok(()),
+        _ => Err(SandboxError::NoLandlock),
+    }
+}
+
 /// Why a worker could not enter its sandbox.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
+    /// The kernel has no Landlock, or it is switched off.
+    #[error(
+        "this kernel has no Landlock, which confines workers: add landlock to lsm= on its command line"
+    )]
+    NoLandlock,
     /// Switching the user failed.
     #[error("cannot switch to user {uid}: {source}")]
     User {
@@ -69,6 +106,7 @@ pub fn enter(
         become_user(uid, gid, keep_net_admin)
             .map_err(|source| SandboxError::User { uid, source })?;
     }
+    check_kernel()?;
     rustix::thread::set_no_new_privs(true).map_err(|e| SandboxError::NoNewPrivs(e.into()))?;
     // Other processes of this user must not trace it or read its memory.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
@@ -105,8 +143,8 @@ fn become_user(uid: u32, gid: u32, keep_net_admin: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Restricts the worker by Landlock. On a kernel without it (before 5.13, or disabled) only the
-/// other user and the seccomp filter restrict the worker. The filter also forbids opening files.
+/// Restricts the worker by Landlock, as far as the kernel's version of it goes (`viola check` shows that). The seccomp filter
+/// forbids opening files, too.
 ///
 /// [`Profile::Pipes`] has its own network namespace instead: its sockets must use the addresses and ports of the VM's
 /// connections.
@@ -199,7 +237,6 @@ const COMMON: &[libc::c_long] = &[
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
     libc::SYS_sigaltstack,
-    libc::SYS_tgkill,
     libc::SYS_exit,
     libc::SYS_exit_group,
 ];
@@ -230,6 +267,8 @@ fn filter(profile: Profile) -> Result<(), SandboxError> {
     for call in COMMON.iter().chain(reader) {
         rules.insert(*call, Vec::new());
     }
+    let own = own_tgkill().map_err(|e| error(&e))?;
+    rules.insert(libc::SYS_tgkill, vec![own]);
     // x86-64 also has older variants of some calls.
     #[cfg(target_arch = "x86_64")]
     for call in [
@@ -278,6 +317,17 @@ fn filter(profile: Profile) -> Result<(), SandboxError> {
     seccompiler::apply_filter_all_threads(&program).map_err(|e| error(&e))
 }
 
+/// Allows tgkill(2) for threads of this process, which abort(3) uses.
+fn own_tgkill() -> Result<SeccompRule, seccompiler::BackendError> {
+    let own = u64::from(std::process::id());
+    SeccompRule::new(vec![SeccompCondition::new(
+        0,
+        SeccompCmpArgLen::Dword,
+        SeccompCmpOp::Eq,
+        own,
+    )?])
+}
+
 /// Allows a TCP socket of this family; the two flags of socket(2) are free.
 fn tcp_socket(family: libc::c_int) -> Result<SeccompRule, seccompiler::BackendError> {
     let is = |argument, mask: u64, value: libc::c_int| {
@@ -289,3 +339,6 @@ fn tcp_socket(family: libc::c_int) -> Result<SeccompRule, seccompiler::BackendEr
         is(1, 0xf, libc::SOCK_STREAM)?,
     ])
 }
+
+#[cfg(test)]
+mod tests;

@@ -80,11 +80,16 @@ pub fn vms(vms: &[Vm]) -> Row {
         0 => String::new(),
         n => format!(" ({n} of libvirt)"),
     };
+    let doubtful = vms.iter().filter(|vm| vm.confirmed.is_none()).count();
     let why = if vms.is_empty() {
         "no UML or QEMU guest runs here".to_owned()
     } else {
+        let doubt = match doubtful {
+            0 => String::new(),
+            n => format!("; nothing confirms {n}"),
+        };
         format!(
-            "{}{told}; vCPU threads of {readable} are known",
+            "{}{told}; vCPU threads of {readable} are known{doubt}",
             kinds.join(", ")
         )
     };
@@ -169,5 +174,10 @@ mod tests {
             (row.value.as_str(), row.why.as_str()),
             ("2", "2 uml; vCPU threads of 1 are known")
         );
+        let forged = Vm {
+            confirmed: None,
+            ..crate::testing::vm("c", 30, &[&[1]])
+        };
+        assert!(vms(&[forged]).why.ends_with("; nothing confirms 1"));
     }
 }

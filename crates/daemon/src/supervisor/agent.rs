@@ -18,6 +18,7 @@ use crate::vread::apply::pairs::Datanode;
 use crate::vread::observe::disks::{self, Disk};
 use crate::workers::process::{Worker, WorkerError};
 use crate::workers::run_dir;
+use crate::workers::user::Users;
 use viola_cli::error::chain;
 use viola_cli::log::{self, Level};
 use viola_config::{VmPipe, VmVread, Vread};
@@ -84,7 +85,7 @@ impl Agent {
         dir: &Path,
         config: &Vread,
         pipe: Option<&VmPipe>,
-        user: Option<(u32, u32)>,
+        users: Users,
     ) {
         let is_sending = self.stat.pipes.is_some();
         if !self.pipes.is_started_with(pipe, is_sending)
@@ -96,7 +97,7 @@ impl Agent {
         if self.worker.is_some() || self.retry.must_wait(now) {
             return;
         }
-        match self.try_start(dir, config, pipe, user) {
+        match self.try_start(dir, config, pipe, users) {
             Ok(worker) => {
                 log::about(
                     Level::Info,
@@ -125,7 +126,7 @@ impl Agent {
         dir: &Path,
         config: &Vread,
         pipe: Option<&VmPipe>,
-        user: Option<(u32, u32)>,
+        users: Users,
     ) -> Result<Worker, String> {
         let id = self.vm.id.as_str();
         let socket = run_dir::socket(dir, Role::Agent, id);
@@ -138,7 +139,7 @@ impl Agent {
             vm: self.vm.id.to_string(),
             limits: config.limits(),
             pipes,
-            user,
+            user: users.of_new_worker()?,
         };
         let mut fds = vec![table.as_fd()];
         fds.extend(pipe_fds);

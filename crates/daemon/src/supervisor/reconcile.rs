@@ -9,18 +9,20 @@ use std::time::{Duration, Instant};
 use viola_host::Vm;
 use viola_proto::vread::Vread as Shown;
 use viola_vread::control::Role;
+use viola_vread::sandbox;
 
 use super::agent::Agent;
 use crate::background::Steps;
-use crate::host::{process, users};
+use crate::host::process;
 use crate::vms::named;
 use crate::vread::apply::pairs::Datanode;
 use crate::vread::apply::peers::{self, Peers};
-use crate::vread::apply::reader::{Reader, Users};
+use crate::vread::apply::reader::Reader;
 use crate::vread::decide;
 use crate::vread::keys::host_name;
 use crate::workers::process::{Worker, sockets};
 use crate::workers::run_dir;
+use crate::workers::user::Users;
 use viola_cli::log::{self, Level};
 use viola_config::{Config, Transport, VmVread, Vread};
 
@@ -241,30 +243,10 @@ impl Supervisor {
 
     /// The users of sockets and workers; `None`, logged once, when this host does not have them.
     fn users(&mut self, config: &Vread) -> Option<Users> {
-        let is_root = rustix::process::geteuid().is_root();
-        let worker = users::user_ids(&config.user);
-        let vmm = users::user_ids(&config.vmm_user);
-        let missing = match (worker, vmm) {
-            (None, _) => &config.user,
-            (_, None) => &config.vmm_user,
-            (Some((0, _)), _) => {
-                self.log_error(format!(
-                    "user {} has root's number; workers need another one",
-                    config.user
-                ));
-                return None;
-            }
-            (Some(worker), Some((vmm, _))) => {
-                return Some(Users {
-                    vmm: is_root.then_some(vmm),
-                    worker: is_root.then_some(worker),
-                });
-            }
-        };
-        self.log_error(format!(
-            "this host has no user {missing}; see user and vmm_user in [vread]"
-        ));
-        None
+        let found = sandbox::check_kernel()
+            .map_err(|e| e.to_string())
+            .and_then(|()| Users::find(config));
+        found.map_err(|why| self.log_error(why)).ok()
     }
 
     fn log_error(&mut self, what: String) {
@@ -354,7 +336,7 @@ impl Supervisor {
             if let Some(agent) = self.agents.get_mut(&id) {
                 agent.vm = vm;
                 let pipe = pipe(&agent.vm);
-                agent.start(now, &self.dir, &config.vread, pipe, users.worker);
+                agent.start(now, &self.dir, &config.vread, pipe, users);
                 let vm = config.vm(agent.vm.id.as_str(), &agent.vm.name);
                 if let Some(vm) = vm.filter(|vm| vm.pipe.is_some()) {
                     agent.set_weight(vm.weight);

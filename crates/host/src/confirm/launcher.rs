@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::has_owner;
 use crate::disk_files::file_id;
-use crate::proc::{self, status_field};
+use crate::proc;
 use crate::thread::Tid;
 
 /// A rule. A process fits when it meets every condition that is given.
@@ -58,12 +58,7 @@ fn runs_program(pid: Tid, program: &Path, owner: u32) -> bool {
 
 /// Whether all four user numbers of the process (real, effective, saved, file system) are `user`.
 fn is_user(pid: Tid, user: u32) -> bool {
-    let status = proc::read_text(format!("/proc/{pid}/status"));
-    let status = status.ok().flatten().unwrap_or_default();
-    let users = status_field(&status, "Uid").unwrap_or_default();
-    let mut users = users.split_ascii_whitespace().map(str::parse);
-    let first = users.next();
-    first == Some(Ok(user)) && users.all(|other| other == Ok(user))
+    proc::users(pid).is_ok_and(|users| !users.is_empty() && users.iter().all(|u| *u == user))
 }
 
 /// The part of `group` that `pattern` matches, a group or one above; `None` when none does.

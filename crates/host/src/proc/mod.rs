@@ -192,6 +192,19 @@ pub fn inner_tid(tid: Tid) -> Result<Option<Tid>, HostError> {
         .and_then(|n| n.parse().ok()))
 }
 
+/// The user numbers of a process: real, effective, saved and file system; empty when it has ended.
+///
+/// # Errors
+/// As [`read`].
+pub fn users(pid: Tid) -> Result<Vec<u32>, HostError> {
+    let status = read_text(format!("/proc/{pid}/status"))?.unwrap_or_default();
+    let users = status_field(&status, "Uid").unwrap_or_default();
+    Ok(users
+        .split_ascii_whitespace()
+        .filter_map(|n| n.parse().ok())
+        .collect())
+}
+
 /// Inode number of the network namespace of a process.
 ///
 /// # Errors

@@ -66,6 +66,15 @@ fn new_vcpus_spread_evenly() {
 }
 
 #[test]
+fn the_odd_one_out_joins_the_core_without_the_latency_sensitive_vm() {
+    let mut demands = vec![ls(0, None)];
+    demands.extend((1..5).map(|vm| busy(vm, None)));
+    let places = run(&plain(2), &demands);
+    let at = places[0].core.unwrap();
+    assert_eq!(count(&places, at), 2, "{places:?}");
+}
+
+#[test]
 fn vcpus_keep_their_core_when_another_arrives() {
     let mut demands = vec![
         busy(0, Some(0)),

@@ -14,6 +14,7 @@ use viola_cli::error::{Failure, Outcome, chain};
 use viola_cli::table::{Colour, align, coloured, paint, print, print_json};
 use viola_config::{self as config, Config, VmScope};
 use viola_daemon::check::{Support, rows, try_scheduler};
+use viola_daemon::host::launchers;
 
 /// Shows what this host supports, by the configuration of the running daemon, else by the named file, else by the default
 /// one.
@@ -59,6 +60,9 @@ fn without_daemon(file: Option<&Path>) -> Outcome<Check> {
     inventory
         .restrict_to_own_netns(config.daemon.vms == VmScope::Own)
         .map_err(failed)?;
+    let (sources, left_out) = launchers::sources(&config);
+    inventory.set_sources(sources);
+    warnings.extend(left_out);
     inventory.refresh().map_err(failed)?;
     warnings.extend(inventory.warnings().iter().cloned());
     // Only loading shows whether the kernel accepts the programs.

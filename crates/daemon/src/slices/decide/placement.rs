@@ -13,9 +13,9 @@ use crate::cores::Candidate;
 use crate::slices::decide::plan::PlacementRequest;
 
 /// vCPUs that have a core move for balance at most once in this time.
-const BALANCE_INTERVAL: Duration = Duration::from_secs(5);
-/// The demand of a vCPU is its mean over this number of windows (5 s).
-const DEMAND_WINDOWS: usize = 50;
+const BALANCE_INTERVAL: Duration = Duration::from_secs(1);
+/// The demand of a vCPU is its mean over this number of windows (2 s).
+const DEMAND_WINDOWS: usize = 20;
 
 /// Cores by VM and index of the vCPU.
 type Cores = BTreeMap<(VmId, usize), u32>;

@@ -13,13 +13,14 @@ use viola_vread::control::{
 };
 
 use super::pairs::{Datanode, Failed, Pairs};
-use super::reader::{Reader, Users};
+use super::reader::Reader;
 use crate::retry::Retry;
 use crate::vms::named;
 use crate::vread::keys::{Identity, host_name};
 use crate::vread::observe::addresses::Addresses;
 use crate::workers::process::Worker;
 use crate::workers::run_dir;
+use crate::workers::user::Users;
 use viola_cli::error::chain;
 use viola_cli::log::{self, Level};
 use viola_config::Vread;
@@ -388,7 +389,7 @@ fn try_start(
         key: Secret(identity.key.clone()),
         listeners: listeners.len(),
         ports: setup.ports.clone(),
-        user: users.worker,
+        user: users.of_new_worker()?,
     };
     let mut fds = vec![hazards.as_fd()];
     fds.extend(listeners.iter().map(AsFd::as_fd));

@@ -15,6 +15,7 @@ use crate::host::affinity;
 use crate::retry::Retry;
 use crate::workers::process::{self, Worker};
 use crate::workers::run_dir;
+use crate::workers::user::Users;
 use viola_cli::error::chain;
 use viola_cli::log::{self, Level};
 use viola_config::{Transport, VmVread};
@@ -39,15 +40,6 @@ pub struct Reader {
     pub(in crate::vread) stream: Stream,
     /// Whether the counts of this worker were read.
     was_polled: bool,
-}
-
-/// Users of sockets and workers; `None` keeps the daemon's own, when it does not run as root.
-#[derive(Debug, Clone, Copy)]
-pub struct Users {
-    /// Owner of a reader's socket: the user of the VMMs.
-    pub vmm: Option<u32>,
-    /// User and group of workers.
-    pub worker: Option<(u32, u32)>,
 }
 
 impl Reader {
@@ -119,7 +111,7 @@ impl Reader {
         let setup = WorkerSetup::Reader {
             vm: self.name.clone(),
             uid: self.uid,
-            user: users.worker,
+            user: users.of_new_worker()?,
         };
         if self.transport == Transport::Stream {
             // A socket without a name accepts no connection.
