@@ -16,6 +16,10 @@ struct Forged {
 
 impl Forged {
     fn start(name: &str) -> Self {
+        Self::start_with(name, &[])
+    }
+
+    fn start_with(name: &str, more: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("qemu-system-x86_64");
         std::fs::copy("/bin/sh", &program).unwrap();
@@ -23,6 +27,7 @@ impl Forged {
         let mut command = Command::new(&program);
         command
             .args(["-c", script, "-name", &format!("guest={name}")])
+            .args(more)
             .stdin(std::process::Stdio::piped());
         let child = command.spawn().unwrap();
         let begin = Instant::now();
@@ -126,4 +131,28 @@ fn a_forged_vm_gets_neither_trust_nor_the_name_of_a_real_one() {
     drop(forged);
     inventory.refresh().unwrap();
     assert_eq!(trusted(&inventory), [(plain, real.pid())]);
+}
+
+#[test]
+fn only_a_confirmed_vm_is_asked_at_the_socket_that_it_names() {
+    use std::os::unix::net::UnixListener;
+    let dir = tempfile::tempdir().unwrap();
+    let sources = sources(dir.path());
+    let name = format!("asked{}", std::process::id());
+    let socket = dir.path().join("qmp");
+    let listener = UnixListener::bind(&socket).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let qmp = format!("unix:{},server=on", socket.display());
+    let process = Forged::start_with(&name, &["-qmp", &qmp]);
+    let mut inventory = Inventory::new().unwrap();
+    inventory.set_sources(sources.clone());
+    inventory.refresh().unwrap();
+    assert!(inventory.vms().iter().any(|vm| vm.name == name));
+    assert!(
+        listener.accept().is_err(),
+        "the daemon connects for anybody"
+    );
+    registrations::write(&sources.registrations, process.pid(), &name).unwrap();
+    inventory.refresh().unwrap();
+    assert!(listener.accept().is_ok());
 }

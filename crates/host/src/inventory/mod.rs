@@ -160,7 +160,7 @@ impl Inventory {
 
     /// Reads the whole host again.
     ///
-    /// Takes some microseconds per process of the host and per thread of a VM. It queries a QEMU over QMP when the VM is
+    /// Takes some microseconds per process of the host and per thread of a VM. It queries a confirmed QEMU over QMP when the VM is
     /// new, when its threads have changed, and every minute. A QEMU that does not answer delays the refresh by half a
     /// second, at growing intervals.
     ///
@@ -209,13 +209,23 @@ impl Inventory {
         self.drop_forks();
         let mut pids: Vec<Tid> = self.vm_processes.keys().copied().collect();
         pids.sort_unstable();
+        let mut evidence = Evidence::new(&self.sources, &self.mounts, self.domains.as_ref());
         for pid in pids {
             let kernel = vhosts.remove(&pid).unwrap_or_default();
-            self.update(pid, &kernel);
-        }
-        let mut evidence = Evidence::new(&self.sources, &self.mounts, self.domains.as_ref());
-        for process in self.vm_processes.values_mut() {
-            process.confirm(&mut evidence);
+            let Some(process) = self.vm_processes.get_mut(&pid) else {
+                continue;
+            };
+            let mut warnings = Vec::new();
+            let mut lives = process.refresh(pid, &kernel, &self.mounts, &mut warnings);
+            if lives && process.confirm(&mut evidence) {
+                // Now its monitor may be queried.
+                warnings.clear();
+                lives = process.refresh(pid, &kernel, &self.mounts, &mut warnings);
+            }
+            self.warnings.append(&mut warnings);
+            if !lives {
+                self.vm_processes.remove(&pid);
+            }
         }
         self.build_list();
         self.warn_of_doubts(now);
@@ -288,26 +298,6 @@ impl Inventory {
         }
         for pid in forks {
             self.vm_processes.remove(&pid);
-        }
-    }
-
-    /// Updates one VM; removes it when it has ended.
-    fn update(&mut self, pid: Tid, kernel: &[Thread]) {
-        let Some(process) = self.vm_processes.get_mut(&pid) else {
-            return;
-        };
-        match process.update(pid, kernel, &self.mounts, &mut self.warnings) {
-            Ok(true) => {}
-            Ok(false) => {
-                self.vm_processes.remove(&pid);
-            }
-            Err(e) => {
-                let label = process
-                    .id
-                    .as_ref()
-                    .map_or_else(|| format!("process {pid}"), ToString::to_string);
-                self.warnings.push(format!("{label}: {}", e.one_line()));
-            }
         }
     }
 

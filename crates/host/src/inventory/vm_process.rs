@@ -80,18 +80,40 @@ impl VmProcess {
         Some(VmId::new(vm.hypervisor, &vm.name))
     }
 
-    /// Asks who confirms the VM, unless that is known. A confirmed VM stays so until its process ends.
-    pub(super) fn confirm(&mut self, evidence: &mut Evidence<'_>) {
-        if let (Err(_), Some(vm)) = (&self.confirmed, &self.vm) {
+    /// Asks who confirms the VM, unless that is known; `true` when somebody newly does. A confirmed VM stays so until its
+    /// process ends.
+    pub(super) fn confirm(&mut self, evidence: &mut Evidence<'_>) -> bool {
+        let Some(vm) = &self.vm else {
+            return false;
+        };
+        let was_confirmed = self.confirmed.is_ok();
+        if !was_confirmed {
             self.confirmed = evidence.confirm(vm);
         }
-        if let Some(vm) = &mut self.vm {
-            vm.confirmed = self.confirmed.clone().ok();
-        }
+        self.confirmed.is_ok() && !was_confirmed
+    }
+
+    /// Reads the VM again; a failure becomes a warning. Returns `false` when it has ended.
+    pub(super) fn refresh(
+        &mut self,
+        pid: Tid,
+        kernel: &[Thread],
+        mounts: &Mounts,
+        warnings: &mut Vec<String>,
+    ) -> bool {
+        self.update(pid, kernel, mounts, warnings)
+            .unwrap_or_else(|e| {
+                let label = match &self.id {
+                    Some(id) => id.to_string(),
+                    None => format!("process {pid}"),
+                };
+                warnings.push(format!("{label}: {}", e.one_line()));
+                true
+            })
     }
 
     /// Reads the VM again. Returns `false` when it has ended.
-    pub(super) fn update(
+    fn update(
         &mut self,
         pid: Tid,
         kernel: &[Thread],
@@ -99,6 +121,8 @@ impl VmProcess {
         warnings: &mut Vec<String>,
     ) -> Result<bool, HostError> {
         let is_new = self.vm.is_none();
+        // The process chooses the sockets that a query connects to, and how long the answer takes.
+        let may_query = self.confirmed.is_ok();
         let (vcpus, service, queried) = match &mut self.vmm {
             Vmm::Uml(args) => {
                 let before = self.vm.as_ref().map_or(&[][..], |vm| &vm.service);
@@ -114,12 +138,12 @@ impl VmProcess {
                 (vcpus, service, false)
             }
             Vmm::Qemu(qemu) => {
-                let now = qemu.update(pid, kernel)?;
+                let now = qemu.update(pid, kernel, may_query)?;
                 warnings.extend(now.warning);
                 (now.vcpus, now.service, now.queried)
             }
             Vmm::MicroVm(microvm) => {
-                let now = microvm.update(pid)?;
+                let now = microvm.update(pid, may_query)?;
                 (now.vcpus, now.service, now.queried)
             }
         };
@@ -199,7 +223,7 @@ impl VmProcess {
                 Vmm::Qemu(qemu) => qemu.uuid(),
             },
             libvirt: false,
-            confirmed: None,
+            confirmed: self.confirmed.clone().ok(),
         });
         Ok(true)
     }

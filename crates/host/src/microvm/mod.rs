@@ -139,12 +139,12 @@ impl MicroVm {
         Ok(found)
     }
 
-    /// Reads the threads of the VM, and queries its interface when that is due.
-    pub(crate) fn update(&mut self, pid: Tid) -> Result<VmThreads, HostError> {
+    /// Reads the threads of the VM, and queries its interface when that is due and `may_query`.
+    pub(crate) fn update(&mut self, pid: Tid, may_query: bool) -> Result<VmThreads, HostError> {
         let now = Instant::now();
         let tasks = self.threads.refresh(pid, now)?.to_vec();
         let due = |at: Instant| now.saturating_duration_since(at) >= self.wait;
-        let queried = self.socket.is_some() && self.queried_at.is_none_or(due);
+        let queried = may_query && self.socket.is_some() && self.queried_at.is_none_or(due);
         if queried {
             self.query(pid, now);
         }

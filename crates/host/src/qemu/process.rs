@@ -82,10 +82,16 @@ impl Qemu {
         Ok(self.args.nics(&proc::taps(pid)?))
     }
 
-    /// Reads the threads of the VM, and queries QMP when that is due. `kernel` are its vhost kernel threads.
-    pub(crate) fn update(&mut self, pid: Tid, kernel: &[Thread]) -> Result<VmThreads, HostError> {
+    /// Reads the threads of the VM, and queries QMP when that is due and `may_query`. `kernel` are its vhost kernel threads.
+    pub(crate) fn update(
+        &mut self,
+        pid: Tid,
+        kernel: &[Thread],
+        may_query: bool,
+    ) -> Result<VmThreads, HostError> {
         let mut cache = std::mem::take(&mut self.cache);
-        let result = self.update_with(pid, kernel, cache.refresh(pid, Instant::now())?);
+        let threads = cache.refresh(pid, Instant::now())?;
+        let result = self.update_with(pid, kernel, threads, may_query);
         self.cache = cache;
         result
     }
@@ -95,8 +101,9 @@ impl Qemu {
         pid: Tid,
         kernel: &[Thread],
         threads: &[(Thread, String)],
+        may_query: bool,
     ) -> Result<VmThreads, HostError> {
-        let queried = self.is_time_to_query(threads);
+        let queried = may_query && self.is_time_to_query(threads);
         if queried {
             self.query(pid, threads)?;
         }

@@ -8,6 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use viola_host::confirm::registrations;
 use viola_host::{Inventory, Vm};
 
 const QEMU: &str = "qemu-system-x86_64";
@@ -19,6 +20,14 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 pub fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Confirms a VM, as its launcher would: the inventory queries only those. A process that has gone to the background is none.
+fn register(pid: u32, name: &str) {
+    match registrations::write(Path::new(registrations::FOLDER), pid, name) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => panic!("{e}: these tests need root"),
+        _ => {}
+    }
 }
 
 pub struct Qemu {
@@ -72,6 +81,13 @@ impl Qemu {
             daemon: None,
         };
         qemu.wait_for_socket();
+        let is_named = words.iter().any(|word| word == "-name");
+        let pid = qemu.pid();
+        let name = match is_named {
+            true => qemu.name.clone(),
+            false => format!("pid-{pid}"),
+        };
+        register(pid, &name);
         qemu
     }
 
@@ -99,7 +115,9 @@ impl Qemu {
     pub fn adopt_daemon(&mut self, pidfile: &Path) {
         self.child.take().unwrap().wait().unwrap();
         let pid = std::fs::read_to_string(pidfile).unwrap();
-        self.daemon = Some(pid.trim().parse().unwrap());
+        let pid = pid.trim().parse().unwrap();
+        self.daemon = Some(pid);
+        register(pid, &self.name);
     }
 
     pub fn end(&mut self) {
