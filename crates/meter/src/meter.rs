@@ -25,6 +25,9 @@ pub const MIN_HISTORY: usize = 50;
 const MIN_HISTORY_NS: u64 = 6 * SECOND;
 const MAX_HISTORY: usize = 300;
 
+/// Accounts that VMs may take which nobody confirms: any user can start processes that look like VMs.
+const MAX_UNCONFIRMED_ACCOUNTS: usize = MAX_ACCOUNTS / 16;
+
 /// Interval between readings of the disk counters, ns: they take a system call per process.
 const DISK_INTERVAL: u64 = SECOND;
 
@@ -125,6 +128,9 @@ impl Meter {
         }
         let mut left_out = Vec::new();
         for vm in vms {
+            if let Some(t) = self.vms.get_mut(&vm.id) {
+                t.confirmed = vm.confirmed.is_some();
+            }
             if !self.vms.contains_key(&vm.id) && !self.add_vm(vm)? {
                 left_out.push(vm.id.clone());
                 continue;
@@ -156,7 +162,13 @@ impl Meter {
     }
 
     fn add_vm(&mut self, vm: &Vm) -> Result<bool, AcctError> {
-        if self.free_indexes.is_empty() || self.free_accounts.len() < vm.vcpus.len() + 1 {
+        let needed = vm.vcpus.len() + 1;
+        if self.free_indexes.is_empty() || self.free_accounts.len() < needed {
+            return Ok(false);
+        }
+        let unconfirmed = self.vms.values().filter(|t| !t.confirmed);
+        let taken: usize = unconfirmed.map(|t| t.vcpus.len() + 1).sum();
+        if vm.confirmed.is_none() && taken + needed > MAX_UNCONFIRMED_ACCOUNTS {
             return Ok(false);
         }
         let mut group = || ThreadGroup::new(self.free_accounts.pop().unwrap_or_default());
@@ -168,6 +180,7 @@ impl Meter {
             index: self.free_indexes.pop().unwrap_or_default(),
             pid: vm.pid,
             start_time: vm.start_time,
+            confirmed: vm.confirmed.is_some(),
             vcpus,
             service,
             delays: DelayLogs::default(),

@@ -107,6 +107,8 @@ pub(super) struct TrackedVm {
     pub(super) index: u32,
     pub(super) pid: Tid,
     pub(super) start_time: u64,
+    /// Whether somebody confirms it.
+    pub(super) confirmed: bool,
     pub(super) vcpus: Vec<ThreadGroup>,
     pub(super) service: ThreadGroup,
     pub(super) delays: DelayLogs,

@@ -190,3 +190,25 @@ fn without_bpf_single_waits_and_packets_are_absent_and_not_zero() {
     assert_eq!(why.to_string(), "without BPF viola cannot see packets");
     assert!(meter.watch_packets(&[(id, 1)]).unwrap().is_empty());
 }
+
+#[test]
+fn vms_that_nobody_confirms_leave_room_for_others() {
+    let mut meter = Meter::sampled();
+    let forged: Vec<Vm> = (0..MAX_VMS).map(|i| me(&format!("forged{i}"))).collect();
+    let left_out = meter.follow(&forged).unwrap();
+    let taken = 2 * (forged.len() - left_out.len());
+    assert!(taken <= MAX_UNCONFIRMED_ACCOUNTS && taken + 2 > MAX_UNCONFIRMED_ACCOUNTS);
+    let real = |name: &str| Vm {
+        confirmed: Some(viola_host::confirm::Confirmation::Libvirt),
+        ..me(name)
+    };
+    let mut all = forged;
+    all.push(real("real"));
+    assert!(!meter.follow(&all).unwrap().contains(&real("real").id));
+    // One of them is confirmed later.
+    let last = left_out.last().unwrap().clone();
+    let name = last.as_str().strip_prefix("qemu:").unwrap().to_owned();
+    all.retain(|vm| vm.id != last);
+    all.push(real(&name));
+    assert!(!meter.follow(&all).unwrap().contains(&last));
+}
