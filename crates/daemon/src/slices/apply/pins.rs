@@ -256,12 +256,25 @@ impl Pins {
     /// When an affinity cannot be restored.
     pub fn stop(&mut self) -> Result<(), SchedError> {
         self.ours.clear();
-        for saved in &self.state.vms {
-            restore_vm(saved)?;
+        let mut first_error = None;
+        // A VM that cannot be restored now keeps its place in the file, for `viola restore`.
+        self.state.vms.retain(|saved| match restore_vm(saved) {
+            Ok(_) => false,
+            Err(e) => {
+                first_error.get_or_insert(e);
+                true
+            }
+        });
+        match first_error {
+            None => {
+                let _ = std::fs::remove_file(&self.file);
+                Ok(())
+            }
+            Some(e) => {
+                self.state.write(&self.file)?;
+                Err(e.into())
+            }
         }
-        self.state.vms.clear();
-        let _ = std::fs::remove_file(&self.file);
-        Ok(())
     }
 }
 
@@ -363,6 +376,31 @@ mod tests {
             .unwrap();
         viola_sched::restore::restore_file(&file).unwrap();
         assert_eq!(sleeper.affinity(), all);
+    }
+
+    #[test]
+    fn a_vm_that_cannot_be_restored_keeps_no_other_one_pinned() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("affinity.json");
+        let mut pins = Pins::new(file.clone());
+        let (other, sleeper) = (Sleeper::new(), Sleeper::new());
+        let all = sleeper.affinity();
+        let cpu = all.iter().next().unwrap();
+        let broken = Vm {
+            id: VmId::new(viola_host::Hypervisor::Qemu, "broken"),
+            ..other.vm()
+        };
+        let vms = [broken, sleeper.vm()];
+        let mut wanted = pin(&vms[0], cpu);
+        wanted.extend(pin(&vms[1], cpu));
+        pins.apply(&wanted, &vms).unwrap();
+        // The CPU that the first VM had is gone.
+        let gone = |vm: &&mut SavedVm| vm.threads.iter().any(|t| t.tid == vms[0].pid);
+        let saved = pins.state.vms.iter_mut().find(gone).unwrap();
+        saved.threads[0].affinity = "4000".parse().unwrap();
+        assert!(pins.stop().is_err());
+        assert_eq!(sleeper.affinity(), all);
+        assert_eq!(SavedState::read(&file).unwrap().vms.len(), 1);
     }
 
     #[test]
