@@ -85,6 +85,18 @@ fn a_worker_inherits_no_descriptor_of_the_daemons_parent() {
     let workers = viola_host::proc::children(daemon).unwrap();
     assert_eq!(workers.len(), 1);
     assert_eq!(open_in(workers[0], strange.path()), 0);
+    // It has only what connections need: CAP_NET_ADMIN (12) and CAP_NET_BIND_SERVICE (10).
+    let status = std::fs::read_to_string(format!("/proc/{}/status", workers[0])).unwrap();
+    for line in [
+        "CapEff:\t0000000000001400",
+        "CapPrm:\t0000000000001400",
+        "CapInh:\t0000000000000000",
+        "NoNewPrivs:\t1",
+        "Seccomp:\t2",
+    ] {
+        assert!(status.contains(line), "{line}: {status}");
+    }
+    assert!(!status.contains("Uid:\t0\t"), "{status}");
 }
 
 #[test]
