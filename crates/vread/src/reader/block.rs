@@ -54,6 +54,12 @@ impl Datanode {
         images.get(&id).cloned()
     }
 
+    /// Whether the daemon lets this process hold the image.
+    fn has(&self, image: &Arc<Image>) -> bool {
+        let images = read(&self.images);
+        !self.closed.load(Ordering::SeqCst) && images.values().any(|i| Arc::ptr_eq(i, image))
+    }
+
     pub(super) fn image_ids(&self) -> Vec<u32> {
         let images = read(&self.images);
         let mut ids: Vec<u32> = images.keys().copied().collect();
@@ -137,6 +143,14 @@ impl Block {
         match &self.location {
             Location::Local(local) => local.datanode.holds(local.lease),
             Location::Remote(remote) => remote.holds(),
+        }
+    }
+
+    /// Whether the block's image may stay open in this process.
+    pub(super) fn has_image(&self) -> bool {
+        match &self.location {
+            Location::Local(local) => local.datanode.has(&local.image),
+            Location::Remote(_) => true,
         }
     }
 

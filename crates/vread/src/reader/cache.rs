@@ -50,6 +50,13 @@ impl Cache {
         self.blocks.insert(block.key.clone(), block.clone());
     }
 
+    /// Forgets all blocks that `keep` does not accept.
+    pub(super) fn retain(&mut self, keep: impl Fn(&Block) -> bool) {
+        self.blocks.retain(|_, block| keep(block));
+        self.order.retain(|key| self.blocks.contains_key(key));
+        self.extents = self.blocks.values().map(|b| b.extents()).sum();
+    }
+
     pub(super) fn forget(&mut self, key: &BlockKey) {
         if let Some(block) = self.blocks.remove(key) {
             self.extents -= block.extents();

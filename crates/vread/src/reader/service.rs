@@ -34,6 +34,8 @@ pub(super) struct Counts {
     pub(super) malformed: AtomicU64,
     pub(super) not_allowed: AtomicU64,
     pub(super) bad_answers: AtomicU64,
+    /// Blocks on a disk that the daemon has not handed over yet, or has taken away.
+    no_disk: AtomicU64,
     pub(super) too_many: AtomicU64,
     pub(super) io_errors: AtomicU64,
     /// Streams without and with a session.
@@ -99,13 +101,21 @@ impl Service {
         }
         old.iter().for_each(|datanode| datanode.close());
         *datanodes = Arc::new(kept.into_iter().chain(new).collect());
+        drop(datanodes);
+        self.close_images();
     }
 
-    /// Sets the disk images of a DataNode VM; false when the VM is unknown.
+    /// Closes images that the process may not hold any more. A read in flight closes its own when it ends.
+    fn close_images(&self) {
+        self.cache().retain(Block::has_image);
+    }
+
+    /// Sets the disk images of a DataNode VM and closes the previous ones; false when the VM is unknown.
     pub fn set_images(&self, name: &str, images: HashMap<u32, Arc<Image>>) -> bool {
         match self.datanodes().iter().find(|d| d.name == name) {
             Some(datanode) => {
                 datanode.set_images(images);
+                self.close_images();
                 true
             }
             None => false,
@@ -161,7 +171,7 @@ impl Service {
             )))
         });
         match &block {
-            Some(block) => self.cache().put(block),
+            Some(block) => self.keep(block),
             None if will_be_retried() => {}
             None => count(&self.counts.unknown),
         }
@@ -180,7 +190,10 @@ impl Service {
         let (index, found) = ask_all(&clients, key, ANSWER_TIMEOUT)?;
         let block = Block::new(key.clone(), allowed[index], &found);
         if block.is_none() {
-            count(&self.counts.bad_answers);
+            count(match allowed[index].image(found.image) {
+                Some(_) => &self.counts.bad_answers,
+                None => &self.counts.no_disk,
+            });
         }
         block.map(Arc::new)
     }
@@ -190,9 +203,13 @@ impl Service {
         self.cache().get(key)
     }
 
-    /// Adds a block to the cache.
+    /// Adds a block to the cache, unless its disk was taken away meanwhile.
     pub(super) fn keep(&self, block: &Arc<Block>) {
-        self.cache().put(block);
+        let mut cache = self.cache();
+        // Under the lock: whoever takes the disk away goes through the cache afterwards.
+        if block.has_image() {
+            cache.put(block);
+        }
     }
 
     /// Removes a block whose lease has ended from the cache.
@@ -261,6 +278,7 @@ impl Service {
             ("malformed", &counts.malformed),
             ("not allowed", &counts.not_allowed),
             ("bad answer", &counts.bad_answers),
+            ("disk not here", &counts.no_disk),
             ("too many files", &counts.too_many),
             ("i/o error", &counts.io_errors),
         ];

@@ -250,6 +250,37 @@ fn a_withdrawn_block_is_not_read_and_named_again_it_is() {
     assert_eq!(bed.read(node, 0, 4096).0, libc::ESTALE);
 }
 
+#[test]
+fn a_disk_that_the_daemon_takes_away_is_closed_and_its_blocks_are_not_read() {
+    let bed = bed();
+    let image = || Image::open(vec![Layer::raw(bed.image.try_clone().unwrap())]).unwrap();
+    let first = Arc::new(image());
+    let is_open = Arc::downgrade(&first);
+    assert!((bed.service).set_images("dn1", HashMap::from([(1, first), (2, Arc::new(image()))])));
+    let node = bed.block(3);
+    assert_eq!(bed.open(node), 0);
+    assert_eq!(bed.read(node, 0, 4096).0, 0);
+    assert!((bed.service).set_images("dn1", HashMap::from([(2, Arc::new(image()))])));
+    // The lease still holds, and the block was looked up before.
+    assert!(is_open.upgrade().is_none());
+    assert_eq!(bed.read(node, 0, 4096).0, libc::ESTALE);
+    let pool = bed.look_up(1, POOL).unwrap();
+    assert_eq!(bed.look_up(pool, "blk_4_5"), Err(libc::ENOENT));
+    let refusals = bed.service.stat().refusals;
+    assert_eq!(refusals.get("disk not here"), Some(&2), "{refusals:?}");
+    assert_eq!(refusals.get("bad answer"), None);
+    let first = Arc::new(image());
+    let is_open = Arc::downgrade(&first);
+    assert!((bed.service).set_images("dn1", HashMap::from([(1, first)])));
+    assert_eq!(
+        bed.read(node, 0, 4096).1,
+        expected(&bed.disk)[..4096],
+        "the daemon has handed the disk over again"
+    );
+    bed.service.remove("dn1");
+    assert!(is_open.upgrade().is_none());
+}
+
 /// A VM reads while blocks are withdrawn and their places reused: every successful read returns the block's bytes.
 #[test]
 fn no_byte_of_another_file_is_ever_answered() {

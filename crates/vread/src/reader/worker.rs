@@ -145,11 +145,17 @@ pub(crate) fn change_datanodes(
             datanode, images, ..
         } => {
             let mut open = HashMap::new();
+            let mut failed = Vec::new();
             for spec in &images {
-                open.insert(spec.id, Arc::new(images::open(spec, &mut fds)?));
+                match images::open(spec, &mut fds) {
+                    Ok(image) => drop(open.insert(spec.id, Arc::new(image))),
+                    Err(why) => failed.push(why),
+                }
             }
+            // One that cannot be opened keeps no other one open that the daemon has taken away.
             match service.set_images(&datanode, open) {
-                true => Ok(()),
+                true if failed.is_empty() => Ok(()),
+                true => Err(failed.join("; ")),
                 false => Err(format!("unknown DataNode `{datanode}`")),
             }
         }
