@@ -8,7 +8,7 @@ mod admit;
 mod pipe;
 mod stat;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use viola_proto::agent::{self, BlockKey, FromAgent, FsId, MAX_EXTENTS, MAX_LEASES, ToAgent};
@@ -83,6 +83,8 @@ pub struct AgentSession {
     limits: Limits,
     state: State,
     proved: BTreeMap<FsId, Proved>,
+    /// Numbers of the disks on which a block was named in this epoch.
+    block_disks: BTreeSet<u32>,
     name_rate: TokenBucket,
     proof_rate: TokenBucket,
     /// Time of the agent's last message.
@@ -109,6 +111,7 @@ impl AgentSession {
                 hello: None,
             },
             proved: BTreeMap::new(),
+            block_disks: BTreeSet::new(),
             name_rate: name_rate(limits, now),
             proof_rate: TokenBucket::new(now, MAX_PROOFS_PER_S, 4.0 * MAX_FILE_SYSTEMS as f64),
             last_message: now,
@@ -400,6 +403,7 @@ impl AgentSession {
         self.table.end_epoch();
         self.blocks.clear();
         self.proved.clear();
+        self.block_disks.clear();
         // The agent can no longer take these connections back.
         if let Some(pipes) = &mut self.pipes {
             pipes.reset_all();

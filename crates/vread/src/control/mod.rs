@@ -24,7 +24,7 @@ use viola_proto::pipe::status::PipeStats;
 
 /// Protocol version; raise it when an older program would misread an order or a report. The daemon replaces a worker
 /// of another version.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// The role of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -116,8 +116,9 @@ pub enum Order {
         /// Why, for the journal.
         why: String,
     },
-    /// Use these disk images. Descriptors: all layers of all images, in order. An agent worker first withdraws all
-    /// blocks if the images differ; a reader or peer worker uses them for `datanode`.
+    /// Use these disk images. Descriptors: all layers of all images, in order. An agent worker gets all disks of its
+    /// VM and first withdraws all blocks if the images differ. A reader or peer worker gets those of `datanode` that
+    /// hold blocks, closes the previous ones, and refuses blocks on others.
     Images {
         /// The DataNode VM; for an agent worker its own VM.
         datanode: String,
@@ -300,6 +301,9 @@ pub struct AgentStat {
     pub epoch: u64,
     /// Proved file systems, each with its disk.
     pub proved: BTreeMap<String, String>,
+    /// Numbers of the disks on which the agent has named blocks, each on a file system that is proved now. Readers get
+    /// no other disk.
+    pub block_disks: Vec<u32>,
     /// Blocks named now.
     pub blocks: u64,
     /// Bytes of these blocks and their checksum files.

@@ -137,6 +137,7 @@ impl AgentSession {
             .table
             .lease(slot)
             .ok_or_else(|| no("too many blocks"))?;
+        self.block_disks.insert(image);
         self.blocks.insert(Block {
             id: lease,
             fs,

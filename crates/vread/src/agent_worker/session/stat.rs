@@ -39,6 +39,12 @@ impl AgentSession {
                 .iter()
                 .map(|(fs, p)| (fs.to_string(), p.shown.clone()))
                 .collect(),
+            block_disks: self
+                .block_disks
+                .iter()
+                .copied()
+                .filter(|id| self.proved.values().any(|p| p.image == *id))
+                .collect(),
             blocks: self.blocks.named() as u64,
             bytes: self.blocks.bytes(),
             extents: self.blocks.extents() as u64,
