@@ -15,6 +15,7 @@ use viola_vread::control::{AgentStat, ImageSpec, Order, Role, Session, WorkerSet
 use crate::retry::Retry;
 use crate::vpipe::Pipes;
 use crate::vread::apply::pairs::Datanode;
+use crate::vread::observe::block_disks::BlockDisks;
 use crate::vread::observe::disks::{self, Disk};
 use crate::workers::process::{Worker, WorkerError};
 use crate::workers::run_dir;
@@ -40,6 +41,8 @@ pub struct Agent {
     pub stat: AgentStat,
     /// Its disks, open.
     pub disks: Vec<Disk>,
+    /// Those that hold blocks.
+    with_blocks: BlockDisks,
     /// All disks that it ever had, so no number is used twice. Numbers start at `first_number`, which is random.
     known_disks: Vec<ImageSpec>,
     first_number: u32,
@@ -57,9 +60,11 @@ pub struct Agent {
 
 impl Agent {
     /// A VM without a worker, or with the `worker` that an earlier daemon has started.
-    pub fn new(vm: Vm, worker: Option<Worker>) -> Self {
+    pub fn new(now: Instant, vm: Vm, worker: Option<Worker>) -> Self {
         let stat = worker.as_ref().and_then(|w| w.agent_stat().ok());
         let stat = stat.unwrap_or_default();
+        let mut with_blocks = BlockDisks::default();
+        with_blocks.update(now, &stat.block_disks);
         Self {
             known_disks: stat.images.clone(),
             first_number: run_dir::random_id().unwrap_or(1) >> 1,
@@ -67,6 +72,7 @@ impl Agent {
             worker,
             stat,
             disks: Vec::new(),
+            with_blocks,
             left_out: Vec::new(),
             disks_read: None,
             watch: None,
@@ -167,12 +173,21 @@ impl Agent {
         self.retry.reset();
     }
 
-    /// Reads the counts of the worker.
+    /// Reads the counts of the worker, among them which disks hold blocks.
     pub fn poll(&mut self, now: Instant) {
         match self.worker.as_ref().map(Worker::agent_stat) {
             Some(Ok(stat)) => self.stat = stat,
             Some(Err(e)) => self.fail(now, &chain(&e)),
             None => {}
+        }
+        for id in self.with_blocks.update(now, &self.stat.block_disks) {
+            let disk = self.disks.iter().find(|d| d.spec.id == id);
+            let path = disk.map_or("a disk", |d| d.spec.path.as_str());
+            log::about(
+                Level::Info,
+                &self.vm.id,
+                format!("vread: readers close {path}: its agent names no block on it any more"),
+            );
         }
     }
 
@@ -328,6 +343,7 @@ impl Agent {
             );
         }
         self.left_out = left_out;
+        self.with_blocks.retain(&disks);
         self.disks = disks;
     }
 
@@ -382,6 +398,7 @@ impl Agent {
             vm: &self.vm,
             worker: self.worker.as_ref(),
             disks: &self.disks,
+            with_blocks: &self.with_blocks,
         }
     }
 

@@ -201,13 +201,7 @@ impl Supervisor {
         self.adopted
             .drain(..)
             .for_each(|w| w.end("it is not needed any more"));
-        self.pair(now, &config.vread);
-        self.update_peers(now, &config.vread);
-        self.move_readers(&config);
-        self.connect_streams(now, &config);
-        for agent in self.agents.values_mut() {
-            agent.connect(now, &vm_config(&config, &agent.vm));
-        }
+        // Before the workers are paired: readers get a disk in the step that first shows its blocks.
         if self
             .polled
             .is_none_or(|at| now.saturating_duration_since(at) >= POLL_INTERVAL)
@@ -217,6 +211,13 @@ impl Supervisor {
             self.readers.values_mut().for_each(|r| r.poll(now));
             self.peers.poll(now);
             self.fail_hanging(now);
+        }
+        self.pair(now, &config.vread);
+        self.update_peers(now, &config.vread);
+        self.move_readers(&config);
+        self.connect_streams(now, &config);
+        for agent in self.agents.values_mut() {
+            agent.connect(now, &vm_config(&config, &agent.vm));
         }
     }
 
@@ -331,7 +332,7 @@ impl Supervisor {
             if !self.agents.contains_key(&id) {
                 let found = self.take_adopted(Role::Agent, &id);
                 self.agents
-                    .insert(id.clone(), Agent::new(vm.clone(), found));
+                    .insert(id.clone(), Agent::new(now, vm.clone(), found));
             }
             if let Some(agent) = self.agents.get_mut(&id) {
                 agent.vm = vm;

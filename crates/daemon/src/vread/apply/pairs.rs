@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use viola_vread::control::{Order, socket_pair};
 
+use crate::vread::observe::block_disks::BlockDisks;
 use crate::vread::observe::disks::Disk;
 use crate::workers::process::Worker;
 use crate::workers::run_dir;
@@ -24,6 +25,8 @@ pub struct Datanode<'a> {
     pub worker: Option<&'a Worker>,
     /// Its disks, open.
     pub disks: &'a [Disk],
+    /// Which of them hold blocks. The workers that read get no other one.
+    pub with_blocks: &'a BlockDisks,
 }
 
 /// What two workers were told of each other.
@@ -78,7 +81,8 @@ impl Pairs {
             return Ok(());
         };
         let id = datanode.vm.id.to_string();
-        let numbers: Vec<u32> = datanode.disks.iter().map(|d| d.spec.id).collect();
+        let disks = datanode.with_blocks.of(datanode.disks);
+        let numbers: Vec<u32> = disks.iter().map(|d| d.spec.id).collect();
         let known = self.0.get(&id);
         let is_known = known.is_some_and(|p| {
             p.pid == worker.pid && p.agent == agent_worker.pid && p.pools == pools
@@ -89,10 +93,10 @@ impl Pairs {
         if !is_known || known.is_some_and(|p| p.disks != numbers) {
             let order = Order::Images {
                 datanode: id.clone(),
-                images: datanode.disks.iter().map(|d| d.spec.clone()).collect(),
+                images: disks.iter().map(|d| d.spec.clone()).collect(),
                 why: String::new(),
             };
-            if let Err(e) = worker.order(&order, &Disk::fds(datanode.disks)) {
+            if let Err(e) = worker.order(&order, &Disk::fds(&disks)) {
                 // It serves the other disks. The agent's worker opens the same files, and reports the error to agent and operator.
                 log::about(Level::Warning, name, format!("vread: {}", chain(&e)));
             }
@@ -171,4 +175,99 @@ fn introduce(
     reading
         .order(&to_reader, &[ours.as_fd(), table.as_fd()])
         .map_err(|e| Failed::Reader(chain(&e)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::sync::{Arc, Mutex};
+    use std::time::{Duration, Instant};
+
+    use viola_vread::control::{Format, ImageSpec, Inbox, Report, Role, VERSION, listen};
+
+    use super::*;
+
+    /// Numbers and inodes of the disks in each order with images.
+    type Given = Arc<Mutex<Vec<(Vec<u32>, Vec<u64>)>>>;
+
+    /// A worker that carries out every order.
+    fn worker(dir: &Path, role: Role, vm: &str) -> (Worker, Given) {
+        let path = run_dir::socket(dir, role, vm);
+        let mut inbox = Inbox::new(listen(&path).unwrap());
+        let given = Given::default();
+        let (to, vm) = (given.clone(), vm.to_owned());
+        std::thread::spawn(move || {
+            let obeyed = inbox.serve(|order, fds| match order {
+                Order::Hello { .. } => Report::Hello {
+                    version: VERSION,
+                    program: String::new(),
+                    role,
+                    vm: vm.clone(),
+                    pid: std::process::id(),
+                },
+                Order::Images { images, .. } => {
+                    let inode = |fd| File::from(fd).metadata().unwrap().ino();
+                    let inodes = fds.into_iter().map(inode).collect();
+                    let numbers = images.iter().map(|i| i.id).collect();
+                    to.lock().unwrap().push((numbers, inodes));
+                    Report::Done
+                }
+                _ => Report::Done,
+            });
+            obeyed.unwrap();
+        });
+        (Worker::adopt(&path).unwrap(), given)
+    }
+
+    fn disk(id: u32) -> (Disk, u64) {
+        let file = tempfile::tempfile().unwrap();
+        let meta = file.metadata().unwrap();
+        let spec = ImageSpec {
+            id,
+            device: "ubda".into(),
+            serial: None,
+            layers: vec![Format::Raw],
+            path: "/d.img".into(),
+            file: (meta.dev(), meta.ino()),
+        };
+        let disk = Disk {
+            spec,
+            files: vec![file],
+            own: None,
+        };
+        (disk, meta.ino())
+    }
+
+    #[test]
+    fn a_reader_gets_the_descriptors_of_disks_with_blocks_and_of_no_other_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        run_dir::new_hazards(dir, "web").unwrap();
+        run_dir::open_table(dir, "uml:dn1", 8).unwrap();
+        let (reader, given) = worker(dir, Role::Reader, "web");
+        let (agent, _) = worker(dir, Role::Agent, "uml:dn1");
+        let ((root, _), (data, inode)) = (disk(7), disk(8));
+        let (vm, disks) = (crate::testing::vm("dn1", 1, &[&[0]]), [root, data]);
+        let mut pairs = Pairs::default();
+        let mut join = |with_blocks: &BlockDisks| {
+            let datanode = Datanode {
+                vm: &vm,
+                worker: Some(&agent),
+                disks: &disks,
+                with_blocks,
+            };
+            pairs
+                .join(&reader, "web", dir, datanode, vec!["*".into()])
+                .unwrap();
+            std::mem::take(&mut *given.lock().unwrap())
+        };
+        let mut with_blocks = BlockDisks::default();
+        let start = Instant::now();
+        assert_eq!(join(&with_blocks), [(vec![], vec![])]);
+        with_blocks.update(start, &[8]);
+        assert_eq!(join(&with_blocks), [(vec![8], vec![inode])]);
+        assert_eq!(join(&with_blocks), []);
+        with_blocks.update(start + Duration::from_secs(60), &[]);
+        assert_eq!(join(&with_blocks), [(vec![], vec![])]);
+    }
 }
