@@ -23,7 +23,7 @@ const POOL: &str = "BP-1-10.0.0.1-2";
 const BLOCK_FOLDER: &str = "/tmp/d/dfs/current/BP-1-10.0.0.1-2/current/finalized/subdir0/subdir0";
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A DataNode VM with a disk, a reader VM, and a daemon that permits the reads.
+/// A DataNode VM with a disk of blocks and one of other files, a reader VM, and a daemon that permits the reads.
 struct Rig {
     daemon: Daemon,
     lab: Option<Lab>,
@@ -38,13 +38,15 @@ impl Rig {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = tempfile::tempdir().unwrap();
-        let image = folder.path().join("d.img");
-        File::create(&image).unwrap().set_len(200 << 20).unwrap();
-        let made = Command::new("/usr/sbin/mkfs.ext4")
-            .args(["-q", image.to_str().unwrap()])
-            .output()
-            .unwrap();
-        assert!(made.status.success(), "{made:?}");
+        for image in ["d.img", "e.img"] {
+            let image = folder.path().join(image);
+            File::create(&image).unwrap().set_len(200 << 20).unwrap();
+            let made = Command::new("/usr/sbin/mkfs.ext4")
+                .args(["-q", image.to_str().unwrap()])
+                .output()
+                .unwrap();
+            assert!(made.status.success(), "{made:?}");
+        }
         let mut daemon = Daemon::start(&format!(
             "[slices]\nenabled = false\n[vread]\n\
              allow = [{{ reader = \"{name}-rd\", datanode = \"uml:{name}-d*\"{pools} }}]\n"
@@ -53,7 +55,7 @@ impl Rig {
         daemon.wait("socket for the reader", |_| socket.exists());
         let text = format!(
             "[lab]\nname='{name}'\n\
-             [[guest]]\nname='{name}-dn'\ncores=[1]\ndisks=[{{image='d.img'}}]\n\
+             [[guest]]\nname='{name}-dn'\ncores=[1]\ndisks=[{{image='d.img'}}, {{image='e.img'}}]\n\
              [[guest]]\nname='{name}-rd'\ncores=[1]\nkernel_args=['virtio_uml.device={}:26']\n",
             socket.display()
         );
@@ -66,7 +68,7 @@ impl Rig {
             _turn: turn,
         };
         rig.dn(&format!(
-            "mkdir -p /tmp/d; mount /dev/ubda /tmp/d; mkdir -p {BLOCK_FOLDER}"
+            "mkdir -p /tmp/d /tmp/e; mount /dev/ubda /tmp/d; mount /dev/ubdb /tmp/e; mkdir -p {BLOCK_FOLDER}"
         ));
         rig
     }
@@ -200,6 +202,19 @@ fn up(text: &str, name: &str, folder: &Path) -> Lab {
     Lab::up(&spec, &paths).unwrap_or_else(|e| panic!("{}", e.full()))
 }
 
+/// Names of the disk images that a process holds.
+fn held_images(pid: u32) -> Vec<String> {
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let links = fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+    let mut names: Vec<String> = links
+        .filter(|path| path.extension().is_some_and(|e| e == "img"))
+        .filter_map(|path| Some(path.file_name()?.to_str()?.to_owned()))
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
 fn lives(pid: u32) -> bool {
     matches!(viola_host::proc::stat(pid), Ok(Some(s)) if !s.is_dead())
 }
@@ -219,6 +234,11 @@ fn blocks_are_read_from_the_disk_of_another_vm_and_deleted_ones_are_gone() {
     let (datanode, reader) = rig.shown();
     assert_eq!(datanode.readers, ["wk-way-rd"]);
     assert!(reader.connected, "{reader:?}");
+    // The agent's worker searches all disks of its VM for the proof.
+    within(CHANGE_TIMEOUT, "the agent's worker has both disks", || {
+        held_images(datanode.pid) == ["d.img", "e.img"]
+    });
+    assert_eq!(held_images(reader.pid), ["d.img"]);
     // The sandbox denies workers everything else, and each has a user of its own.
     let mut users = Vec::new();
     for pid in [datanode.pid, reader.pid] {
@@ -257,6 +277,7 @@ fn blocks_are_read_from_the_disk_of_another_vm_and_deleted_ones_are_gone() {
     // A new configuration revokes all permissions at once: the mount is empty and does not hang.
     assert!(rig.daemon.ask(&["stop", "--all"]).status.success());
     assert!(!lives(datanode.pid) && lives(reader.pid));
+    assert!(held_images(reader.pid).is_empty());
     assert!(rig.is_absent(1));
     assert!(rig.daemon.ask(&["start"]).status.success());
     rig.wait_blocks(2);
