@@ -2,12 +2,12 @@
 //! Messages to and from the host.
 
 use viola_proto::agent::{
-    Bytes, FromAgent, FsId, Lease, MAX_LEASES, SERIAL_LINE_BYTES, SendError, ToAgent, VERSION,
+    Challenge, FromAgent, FsId, Lease, MAX_LEASES, SERIAL_LINE_BYTES, SendError, ToAgent, VERSION,
     WithdrawReason, truncate_text,
 };
 
 use super::session::Step;
-use super::volume::ProofState;
+use super::volume::{ProofState, WrittenProof};
 use super::{Agent, Millis};
 use crate::blocks::block::Disposition;
 use crate::blocks::types::EntryId;
@@ -47,17 +47,17 @@ impl Agent {
         }
         let step = self.session.tick(now, self.next_session);
         self.apply_step(now, step);
-        if !self.session.is_open() {
+        let Some(challenge) = self.session.challenge() else {
             return;
-        }
+        };
         let paused = self.paused;
         for volume in self.volumes.values_mut().filter(|v| !v.retiring) {
             match volume.proof {
-                ProofState::Unproven if !paused && !volume.frozen => volume.prove(),
+                ProofState::Unproven if !paused && !volume.frozen => volume.prove(challenge),
                 ProofState::Sent(at) if at + PROOF_TIMEOUT <= now => {
                     volume.proof_failed("the host does not answer".into(), now);
                 }
-                ProofState::Failed(_, until) if until <= now && !paused => volume.prove(),
+                ProofState::Failed(_, until) if until <= now && !paused => volume.prove(challenge),
                 _ => {}
             }
         }
@@ -94,9 +94,9 @@ impl Agent {
         let step = self.session.handle(now, message, self.next_session);
         self.apply_step(now, step);
         // before its welcome the host's messages are about earlier sessions
-        if !self.session.is_open() {
+        let Some(challenge) = self.session.challenge() else {
             return;
-        }
+        };
         match message {
             ToAgent::Named { lease } => self.ledger.host_named(now, *lease),
             ToAgent::Refused { lease, why } => {
@@ -138,7 +138,7 @@ impl Agent {
                 self.ledger
                     .fs_unproven(now, *fs, Disposition::Remap, WithdrawReason::Filesystem);
                 if let Some(volume) = self.volumes.get_mut(fs) {
-                    volume.prove();
+                    volume.prove(challenge);
                 }
             }
             ToAgent::HelloRequest { .. } | ToAgent::Welcome { .. } | ToAgent::Ping { .. } => {}
@@ -165,10 +165,10 @@ impl Agent {
             Some(Step::Open(limits)) => {
                 self.ledger.session_opened(now, limits);
                 for volume in self.volumes.values_mut() {
-                    volume.proof = match volume.proof {
-                        ProofState::Writing => ProofState::Writing,
-                        _ => ProofState::Unproven,
-                    };
+                    // a proof that is being written belongs to an earlier session: another one follows it
+                    if !matches!(volume.proof, ProofState::Writing(_)) {
+                        volume.proof = ProofState::Unproven;
+                    }
                     volume.failures = 0;
                     // the host ended every lease of earlier agents before this welcome
                     volume.workers.send(Job::EarlierLinks(true));
@@ -184,16 +184,22 @@ impl Agent {
         &mut self,
         now: Millis,
         fs: FsId,
+        challenge: Challenge,
         result: Result<worker::Proof, String>,
     ) {
-        let open = self.session.is_open();
+        let current = self.session.challenge();
         let Some(volume) = self.volumes.get_mut(&fs) else {
             return;
         };
-        match result {
-            _ if !open || volume.proof != ProofState::Writing => {
-                volume.proof = ProofState::Unproven
+        match volume.proof.written(challenge, current) {
+            WrittenProof::Send => {}
+            WrittenProof::Repeat => {
+                volume.proof = ProofState::Unproven;
+                return;
             }
+            WrittenProof::Ignore => return,
+        }
+        match result {
             Err(why) => volume.proof_failed(why, now),
             Ok(proof) => {
                 volume.proof = ProofState::Sent(now);
@@ -203,7 +209,6 @@ impl Agent {
                     mount,
                     kind: volume.mount.kind.clone(),
                     disk: proof.disk,
-                    content: Bytes(proof.content),
                     map: proof.map,
                 };
                 self.send(&message);

@@ -34,7 +34,9 @@ impl Agent {
                 }
                 Outcome::EarlierLinks(fs, bytes) => self.ledger.set_earlier_bytes(fs, bytes),
                 Outcome::Probed(probe) => self.handle_probe(now, probe),
-                Outcome::Proof(fs, result) => self.send_proof(now, fs, result),
+                Outcome::Proof(fs, challenge, result) => {
+                    self.send_proof(now, fs, challenge, result);
+                }
                 Outcome::ScanBatch(locations) => {
                     for location in locations {
                         if self.volumes.get(&location.fs).is_some_and(|v| !v.retiring) {

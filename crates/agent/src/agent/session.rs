@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The session with the host: when to say hello, and which session is valid.
 
-use viola_proto::agent::{Limits, ToAgent, VERSION};
+use viola_proto::agent::{Challenge, Limits, ToAgent, VERSION};
 
 use crate::clock::Millis;
 
@@ -21,6 +21,7 @@ enum State {
     Open {
         session: u64,
         epoch: u64,
+        challenge: Challenge,
         last_message: Millis,
     },
     /// The host speaks another protocol version. The next hello is due at `again`.
@@ -61,6 +62,14 @@ impl Session {
     pub fn epoch(&self) -> Option<u64> {
         match self.state {
             State::Open { epoch, .. } => Some(epoch),
+            _ => None,
+        }
+    }
+
+    /// What the proof files of the open session must contain.
+    pub fn challenge(&self) -> Option<Challenge> {
+        match self.state {
+            State::Open { challenge, .. } => Some(challenge),
             _ => None,
         }
     }
@@ -108,6 +117,7 @@ impl Session {
                     session: theirs,
                     epoch,
                     limits,
+                    challenge,
                 },
                 State::HelloSent { session: ours, .. },
             ) if theirs == ours => {
@@ -121,6 +131,7 @@ impl Session {
                 self.state = State::Open {
                     session: *theirs,
                     epoch: *epoch,
+                    challenge: *challenge,
                     last_message: now,
                 };
                 Some(Step::Open(*limits))
@@ -149,6 +160,7 @@ impl Session {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use viola_proto::agent::CHALLENGE_BYTES;
 
     const LIMITS: Limits = Limits {
         blocks: 1,
@@ -156,12 +168,17 @@ mod tests {
         names_per_s: 1,
     };
 
+    fn challenge(session: u64) -> Challenge {
+        Challenge([session as u8; CHALLENGE_BYTES])
+    }
+
     fn welcome(session: u64) -> ToAgent {
         ToAgent::Welcome {
             version: VERSION,
             session,
             epoch: session * 10,
             limits: LIMITS,
+            challenge: challenge(session),
         }
     }
 
@@ -177,10 +194,13 @@ mod tests {
             s.handle(HELLO_INTERVAL, &welcome(2), 3),
             Some(Step::Open(LIMITS))
         );
-        assert_eq!(s.epoch(), Some(20));
+        assert_eq!((s.epoch(), s.challenge()), (Some(20), Some(challenge(2))));
         // an old welcome that arrives again changes nothing
         assert_eq!(s.handle(HELLO_INTERVAL, &welcome(1), 3), None);
         assert!(s.is_open());
+        assert_eq!(s.challenge(), Some(challenge(2)));
+        s.reset(HELLO_INTERVAL);
+        assert_eq!(s.challenge(), None);
     }
 
     #[test]
@@ -217,6 +237,7 @@ mod tests {
             session: 1,
             epoch: 1,
             limits: LIMITS,
+            challenge: challenge(1),
         };
         assert_eq!(s.handle(0, &foreign, 2), None);
         assert!(!s.is_open());

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::path::PathBuf;
 
-use viola_proto::agent::FsId;
+use viola_proto::agent::{Challenge, FsId};
 
 use crate::blocks::links::Links;
 use crate::blocks::types::EntryId;
@@ -20,14 +20,36 @@ use crate::status::VolumeReport;
 pub enum ProofState {
     /// No proof was sent in this session.
     Unproven,
-    /// The mapper writes the proof file.
-    Writing,
+    /// The mapper writes the proof file for the session with this challenge.
+    Writing(Challenge),
     /// The proof was sent at this time.
     Sent(Millis),
     /// The host has recognised the disk.
     Accepted,
     /// The proof failed for this reason; it is tried again at this time.
     Failed(String, Millis),
+}
+
+/// What to do with a proof that the mapper has written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WrittenProof {
+    /// Send it.
+    Send,
+    /// It is of no use any more: prove again, when a session is open.
+    Repeat,
+    /// Ignore it: a newer one is being written.
+    Ignore,
+}
+
+impl ProofState {
+    /// What to do with a proof of the session with challenge `written`, while `current` is that of the open session.
+    pub fn written(&self, written: Challenge, current: Option<Challenge>) -> WrittenProof {
+        match self {
+            Self::Writing(newer) if *newer != written => WrittenProof::Ignore,
+            Self::Writing(_) if current == Some(written) => WrittenProof::Send,
+            _ => WrittenProof::Repeat,
+        }
+    }
 }
 
 /// The identity of a mounted file system.
@@ -110,11 +132,11 @@ impl Volume {
         })
     }
 
-    /// Starts to write a new proof, unless one is being written.
-    pub fn prove(&mut self) {
-        if self.proof != ProofState::Writing && !self.retiring {
-            self.proof = ProofState::Writing;
-            self.workers.send(Job::Prove);
+    /// Starts to write a new proof for the session with this challenge, unless a proof is being written.
+    pub fn prove(&mut self, challenge: Challenge) {
+        if !matches!(self.proof, ProofState::Writing(_)) && !self.retiring {
+            self.proof = ProofState::Writing(challenge);
+            self.workers.send(Job::Prove(challenge));
         }
     }
 
@@ -132,7 +154,7 @@ impl Volume {
             _ if self.retiring => "unmounted; waiting for the host to release it".into(),
             _ if self.frozen => "frozen, or too slow: nothing is named".into(),
             ProofState::Unproven => "waiting for the host".into(),
-            ProofState::Writing | ProofState::Sent(_) => {
+            ProofState::Writing(_) | ProofState::Sent(_) => {
                 "showing the host which disk it is on".into()
             }
             ProofState::Accepted => "the host reads its disk".into(),
@@ -158,5 +180,28 @@ impl Identity {
         let fsid = unsafe { std::mem::transmute::<rustix::fs::Fsid, [u8; 8]>(stat.f_fsid) };
         let size = (stat.f_blocks as u64).saturating_mul(stat.f_bsize as u64);
         Ok(Self { fsid, size })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use viola_proto::agent::CHALLENGE_BYTES;
+
+    #[test]
+    fn only_a_proof_of_the_open_session_is_sent() {
+        let [old, new] = [1, 2].map(|byte| Challenge([byte; CHALLENGE_BYTES]));
+        let writing = ProofState::Writing(old);
+        assert_eq!(writing.written(old, Some(old)), WrittenProof::Send);
+        assert_eq!(writing.written(old, None), WrittenProof::Repeat);
+        // a session opened while the file was written for the one before
+        assert_eq!(writing.written(old, Some(new)), WrittenProof::Repeat);
+        // the blocks were withdrawn meanwhile, and the next session has its own job
+        let writing = ProofState::Writing(new);
+        assert_eq!(writing.written(old, Some(new)), WrittenProof::Ignore);
+        assert_eq!(
+            ProofState::Unproven.written(new, Some(new)),
+            WrittenProof::Repeat
+        );
     }
 }

@@ -9,13 +9,10 @@ use std::io::{Error, ErrorKind, Result, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use viola_proto::agent::PROOF_BYTES;
-
 use super::scan;
 use crate::blocks::block::Disposition;
 use crate::blocks::types::{EntryId, FileId, Fingerprint, Location};
 use crate::io::AGENT_DIR;
-use crate::io::random::fill_random;
 
 const RUN_DIR_PREFIX: &str = "links-";
 
@@ -164,13 +161,11 @@ impl Links {
             .collect()
     }
 
-    /// Writes a new proof file of [`PROOF_BYTES`] random bytes and syncs it to the disk.
+    /// Writes a new proof file with this content and syncs it to the disk.
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn write_proof(&self) -> Result<(File, Vec<u8>)> {
-        let mut content = vec![0; PROOF_BYTES];
-        fill_random(&mut content)?;
+    pub fn write_proof(&self, content: &[u8]) -> Result<File> {
         let path = self.root.join("proof");
         match fs::remove_file(&path) {
             Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
@@ -182,9 +177,9 @@ impl Links {
             .create_new(true)
             .mode(0o600)
             .open(&path)?;
-        file.write_all(&content)?;
+        file.write_all(content)?;
         file.sync_all()?;
-        Ok((file, content))
+        Ok(file)
     }
 }
 
@@ -344,11 +339,16 @@ mod tests {
     #[test]
     fn a_proof_is_new_each_time() {
         let b = bench();
-        let (_, one) = b.links.write_proof().unwrap();
-        let (file, two) = b.links.write_proof().unwrap();
-        assert_eq!(two.len(), PROOF_BYTES);
-        assert_eq!(file.metadata().unwrap().len() as usize, PROOF_BYTES);
-        assert_ne!(one, two);
+        let one = b.links.write_proof(b"of one session").unwrap();
+        let two = b.links.write_proof(b"of the next").unwrap();
+        let path = b.folder.path().join(AGENT_DIR).join("proof");
+        assert_eq!(fs::read(&path).unwrap(), b"of the next");
+        let inode = |m: Metadata| m.ino();
+        assert_eq!(
+            inode(two.metadata().unwrap()),
+            inode(fs::metadata(&path).unwrap())
+        );
+        assert_eq!(one.metadata().unwrap().nlink(), 0, "not the same file");
     }
 
     #[test]

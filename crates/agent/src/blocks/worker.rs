@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
 use viola_extents::guest::{Mapper, Refusal};
-use viola_proto::agent::{DiskName, FileMap, FsId};
+use viola_proto::agent::{Challenge, DiskName, FileMap, FsId};
 
 use super::access::Probe;
 use super::block::Disposition;
@@ -33,8 +33,8 @@ pub enum Job {
     Map(EntryId, u64, Location, Fingerprint),
     /// Count the bytes that links of earlier runs hold; with `true` remove those links first.
     EarlierLinks(bool),
-    /// Write a proof file.
-    Prove,
+    /// Write a proof file for the session with this challenge.
+    Prove(Challenge),
 }
 
 /// The result of a job.
@@ -48,8 +48,8 @@ pub enum Outcome {
     Mapped(EntryId, u64, Result<BlockMaps, (Disposition, String)>),
     /// Bytes that links of earlier runs hold.
     EarlierLinks(FsId, u64),
-    /// Result of [`Job::Prove`].
-    Proof(FsId, Result<Proof, String>),
+    /// Result of [`Job::Prove`], with its challenge.
+    Proof(FsId, Challenge, Result<Proof, String>),
     /// Blocks that a scan has found.
     ScanBatch(Vec<Location>),
     /// A scan has ended.
@@ -58,13 +58,11 @@ pub enum Outcome {
     Probed(Probe),
 }
 
-/// A proof file: the host recognises the disk by its content.
+/// Where a proof file is: the host looks for its content there.
 #[derive(Debug)]
 pub struct Proof {
     /// The disk that the guest's kernel names.
     pub disk: DiskName,
-    /// Its content.
-    pub content: Vec<u8>,
     /// Its extents.
     pub map: FileMap,
 }
@@ -128,7 +126,7 @@ impl Workers {
     /// Sends a job to the thread that does such jobs.
     pub fn send(&self, job: Job) {
         let to = match job {
-            Job::Map(..) | Job::Prove => &self.mapper,
+            Job::Map(..) | Job::Prove(_) => &self.mapper,
             Job::Link(..) | Job::Unlink(..) | Job::EarlierLinks(_) => &self.linker,
         };
         // the worker lives as long as this sender
@@ -177,7 +175,7 @@ fn run_link_job(fs: FsId, links: &Links, job: Job) -> Option<Outcome> {
             }
             Some(Outcome::EarlierLinks(fs, links.earlier_bytes()))
         }
-        Job::Map(..) | Job::Prove => None,
+        Job::Map(..) | Job::Prove(_) => None,
     }
 }
 
@@ -192,17 +190,18 @@ fn run_map_job(fs: FsId, links: &Links, mapper: &Mapper, job: Job) -> Option<Out
             })();
             Some(Outcome::Mapped(id, attempt, both))
         }
-        Job::Prove => {
+        Job::Prove(challenge) => {
+            let content = challenge.proof_content(fs);
             let proof = links
                 .create_dirs()
-                .and_then(|()| links.write_proof())
+                .and_then(|()| links.write_proof(&content))
                 .map_err(|e| format!("its proof cannot be written: {e}"))
-                .and_then(|(file, content)| {
+                .and_then(|file| {
                     let map = mapper.file_extents(&file).map_err(|e| e.to_string())?;
                     let (map, disk) = to_wire(map);
-                    Ok(Proof { disk, content, map })
+                    Ok(Proof { disk, map })
                 });
-            Some(Outcome::Proof(fs, proof))
+            Some(Outcome::Proof(fs, challenge, proof))
         }
         Job::Link(..) | Job::Unlink(..) | Job::EarlierLinks(_) => None,
     }

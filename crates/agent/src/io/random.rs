@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Random numbers for sessions, runs and proofs.
+//! Random numbers for sessions and runs.
 
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::clock::now;
 
-/// Fills `bytes` from the kernel's random number generator.
-///
-/// # Errors
-/// The kernel's error; every kernel with fanotify by name has getrandom(2).
-pub fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
+/// Fills `bytes` from the kernel's random number generator. Every kernel with fanotify by name has getrandom(2).
+fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
     let mut have = 0;
     while have < bytes.len() {
         match getrandom(&mut bytes[have..], GetRandomFlags::empty()) {

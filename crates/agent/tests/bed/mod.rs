@@ -28,7 +28,9 @@ use rustix::net::{
 };
 use viola_agent::pipe::report::PipeReport;
 use viola_agent::status;
-use viola_proto::agent::{FileMap, FrameReader, FromAgent, Limits, ToAgent, VERSION, encode};
+use viola_proto::agent::{
+    CHALLENGE_BYTES, Challenge, FileMap, FrameReader, FromAgent, Limits, ToAgent, VERSION, encode,
+};
 use viola_proto::pipe::library::{LibraryReply, LibraryRequest, PACKET_BYTES};
 use viola_proto::pipe::{Endpoint, PipeReply, PipeRequest};
 
@@ -384,25 +386,34 @@ fn read(image: &File, map: &FileMap) -> Vec<u8> {
     bytes
 }
 
+/// The challenge of a session.
+fn challenge(session: u64) -> Challenge {
+    Challenge([session as u8; CHALLENGE_BYTES])
+}
+
 fn listen(mut stream: UnixStream, image: &File, tell: &Sender<PipeRequest>, proofs: &AtomicU64) {
     let mut reader = FrameReader::new();
     let mut proven = BTreeMap::new();
+    let mut current = 0;
     while let Ok(Some(message)) = reader.wait::<FromAgent>(&mut stream) {
         let answer = match message.unwrap() {
-            FromAgent::Hello { session, .. } => ToAgent::Welcome {
-                version: VERSION,
-                session,
-                epoch: session,
-                limits: Limits {
-                    blocks: 1000,
-                    extents: 5000,
-                    names_per_s: 100,
-                },
-            },
-            FromAgent::Proof {
-                fs, content, map, ..
-            } => {
-                assert_eq!(read(image, &map), content.0);
+            FromAgent::Hello { session, .. } => {
+                current = session;
+                ToAgent::Welcome {
+                    version: VERSION,
+                    session,
+                    epoch: session,
+                    limits: Limits {
+                        blocks: 1000,
+                        extents: 5000,
+                        names_per_s: 100,
+                    },
+                    challenge: challenge(session),
+                }
+            }
+            FromAgent::Proof { fs, map, .. } => {
+                let content = challenge(current).proof_content(fs);
+                assert_eq!(read(image, &map), content);
                 proven.insert(fs, ());
                 let _ = stream.write_all(&encode(&ToAgent::ProofOk { fs }).unwrap());
                 proofs.fetch_add(1, Ordering::SeqCst);

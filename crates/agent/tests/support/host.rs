@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use viola_extents::host::{Image, Layer};
 use viola_proto::agent::{
-    FileMap, FrameReader, FromAgent, Lease, Limits, Stats, ToAgent, VERSION, WithdrawReason, encode,
+    CHALLENGE_BYTES, Challenge, FileMap, FrameReader, FromAgent, Lease, Limits, Stats, ToAgent,
+    VERSION, WithdrawReason, encode,
 };
 
 /// State and behaviour of the host.
@@ -216,14 +217,14 @@ impl Host {
                         extents: 5000,
                         names_per_s: 100,
                     },
+                    challenge: challenge(state.hellos),
                 };
                 vec![welcome, ToAgent::Ping { n: 1, session }]
             }
-            FromAgent::Proof {
-                fs, content, map, ..
-            } => {
+            FromAgent::Proof { fs, map, .. } => {
                 state.proofs += 1;
-                if state.blind || self.bytes(&map) != content.0 {
+                let content = challenge(state.hellos).proof_content(fs);
+                if state.blind || self.bytes(&map) != content {
                     let why = "no disk has it".into();
                     return vec![ToAgent::ProofBad { fs, why }];
                 }
@@ -285,6 +286,11 @@ impl Drop for Host {
             let _ = self.out.shutdown(std::net::Shutdown::Both);
         }
     }
+}
+
+/// The challenge of a session.
+fn challenge(hellos: usize) -> Challenge {
+    Challenge([hellos as u8; CHALLENGE_BYTES])
 }
 
 /// Blocks that may be read and are not being withdrawn.

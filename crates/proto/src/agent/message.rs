@@ -5,6 +5,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::key::BlockKey;
+use super::proof::Challenge;
 use crate::pipe::{PipeReply, PipeRequest};
 
 /// Most extents of one file.
@@ -155,7 +156,8 @@ pub enum FromAgent {
         #[serde(default)]
         window: u32,
     },
-    /// A small file whose content shows which of the VM's disks holds a file system.
+    /// A file of [`PROOF_BYTES`] that shows which of the VM's disks holds a file system. The agent has written it in
+    /// this session, with the content that the welcome's [`Challenge`] demands, and synced it.
     Proof {
         /// The file system.
         fs: FsId,
@@ -165,8 +167,6 @@ pub enum FromAgent {
         kind: String,
         /// The disk of the file system.
         disk: DiskName,
-        /// Content of the file: [`PROOF_BYTES`] random bytes, synced.
-        content: Bytes,
         /// Extents of the file.
         map: FileMap,
     },
@@ -228,6 +228,8 @@ pub enum ToAgent {
         epoch: u64,
         /// Limits of this session.
         limits: Limits,
+        /// What the proof files of this session must contain.
+        challenge: Challenge,
     },
     /// The host found the disk: the agent may name blocks of this file system.
     ProofOk {
@@ -296,15 +298,11 @@ impl Message for FromAgent {
                 mount,
                 kind,
                 disk,
-                content,
                 map,
                 ..
             } => {
                 check_texts(&[mount, kind, &disk.name])?;
                 check_texts(disk.serial.as_ref().as_slice())?;
-                if content.0.len() != PROOF_BYTES {
-                    return Err("a proof of the wrong length");
-                }
                 map.check()
             }
             Self::Name { data, meta, .. } => data.check().and(meta.check()),

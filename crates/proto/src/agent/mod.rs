@@ -16,7 +16,10 @@
 //! 1. The agent sends [`FromAgent::Hello`] with a new session number, and repeats it with another new number until a
 //!    [`ToAgent::Welcome`] has the number of the *last* one. Before the host sends the welcome it ends all reads
 //!    under leases of older sessions.
-//! 2. For each file system the agent proves which disk holds it ([`FromAgent::Proof`]).
+//! 2. For each file system the agent proves which disk holds it. It writes a new file with the bytes that the welcome's
+//!    [`Challenge`] demands, and tells the host where they are ([`FromAgent::Proof`]). The host looks for them there on
+//!    each disk of the VM. The agent cannot know them before, so neither bytes that are on a disk anyway nor the file
+//!    of an earlier session prove anything.
 //! 3. The agent names blocks under leases ([`FromAgent::Name`]). It numbers the leases and never uses a number twice
 //!    in a session. It withdraws leases with [`FromAgent::Withdraw`]. The extents of a block may be freed only after
 //!    [`ToAgent::Withdrawn`], or after the welcome of a newer session.
@@ -33,6 +36,7 @@
 mod crc;
 mod key;
 mod message;
+mod proof;
 mod reader;
 mod writer;
 
@@ -43,11 +47,12 @@ pub use message::{
     MAX_TEXT_BYTES, Message, PROOF_BYTES, SERIAL_LINE_BYTES, Stats, ToAgent, WithdrawReason,
     truncate_text,
 };
+pub use proof::{CHALLENGE_BYTES, Challenge};
 pub use reader::{BadMessage, FrameReader};
 pub use writer::{FrameWriter, SendError, encode};
 
 /// Version of the messages. Agent and host must have the same.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// First bytes of a frame.
 pub const MAGIC: [u8; 4] = *b"VIO1";

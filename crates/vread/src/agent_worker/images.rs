@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use viola_extents::Extent;
 use viola_extents::host::Image;
-use viola_proto::agent::{DiskName, FileMap, PROOF_BYTES};
+use viola_proto::agent::{DiskName, FileMap};
 
 use crate::control::ImageSpec;
 use crate::images;
@@ -33,8 +33,8 @@ pub fn open(specs: Vec<ImageSpec>, fds: Vec<OwnedFd>) -> Result<Vec<Disk>, Strin
     specs.into_iter().map(open).collect()
 }
 
-/// Finds the disk on which a file with this content has these extents. The search begins with the disk that has the
-/// name or serial number that the guest reported.
+/// Finds the disk on which a file with this content has these extents. The search begins with the
+/// disk that has the name or serial number that the guest reported.
 ///
 /// # Errors
 /// The reason why no disk matches, as a sentence.
@@ -44,8 +44,8 @@ pub fn find_proved_disk<'a>(
     content: &[u8],
     map: &FileMap,
 ) -> Result<&'a Disk, String> {
-    if map.size != PROOF_BYTES as u64 || content.len() != PROOF_BYTES {
-        return Err(format!("the proof file must have {PROOF_BYTES} bytes"));
+    if map.size != content.len() as u64 {
+        return Err(format!("the proof file must have {} bytes", content.len()));
     }
     let extents = images::extents(map);
     if extents.iter().any(|e| e.zero) || extents.iter().map(|e| e.length).sum::<u64>() != map.size {
@@ -63,7 +63,8 @@ pub fn find_proved_disk<'a>(
             Ok(false) => {
                 // An I/O error is the more useful reason.
                 if !why.starts_with('/') {
-                    why = "no disk of the VM has the bytes of the proof at its extents".into();
+                    why = "no disk of the VM has this session's proof at the extents of the file"
+                        .into();
                 }
             }
             Err(e) => why = format!("{}: {e}", disk.spec.path),

@@ -11,7 +11,9 @@ mod stat;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use viola_proto::agent::{self, BlockKey, FromAgent, FsId, MAX_EXTENTS, MAX_LEASES, ToAgent};
+use viola_proto::agent::{
+    self, BlockKey, Challenge, FromAgent, FsId, MAX_EXTENTS, MAX_LEASES, ToAgent,
+};
 
 use viola_vpipe::pipes::Pipes;
 
@@ -22,6 +24,7 @@ use crate::control::{AgentStat, Limits, Reasons};
 use crate::images::file_map;
 use crate::journal::{Journal, Level};
 use crate::lookup::Found;
+use crate::random::random_bytes;
 use crate::table::Table;
 use stat::flat;
 
@@ -62,8 +65,9 @@ enum State {
     },
     /// No hello has come in this epoch.
     Silent,
-    /// The agent may name blocks of the file systems that it has proved.
-    Open { hello: Hello },
+    /// The agent may name blocks of the file systems that it has proved, by files that contain what the challenge of
+    /// this session demands.
+    Open { hello: Hello, challenge: Challenge },
 }
 
 #[derive(Debug)]
@@ -196,19 +200,32 @@ impl AgentSession {
                     boot_id,
                 },
             ),
-            // Messages before the welcome belong to an earlier session.
-            _ if !matches!(self.state, State::Open { .. }) => {
-                count(&mut self.stat.refusals, "said before hello")
-            }
+            message => match self.state {
+                State::Open { challenge, .. } => self.handle_open(now, message, challenge, out),
+                // Messages before the welcome belong to an earlier session.
+                _ => count(&mut self.stat.refusals, "said before hello"),
+            },
+        }
+    }
+
+    /// Handles a message in an open session.
+    fn handle_open(
+        &mut self,
+        now: Instant,
+        message: FromAgent,
+        challenge: Challenge,
+        out: &mut Vec<ToAgent>,
+    ) {
+        match message {
             FromAgent::Proof {
                 fs,
                 mount,
                 kind,
                 disk,
-                content,
                 map,
             } => {
                 let what = format!("{} ({})", printable(&mount), printable(&kind));
+                let content = challenge.proof_content(fs);
                 out.push(self.proof(now, fs, &what, &disk, &content, &map));
             }
             FromAgent::Name {
@@ -240,7 +257,7 @@ impl AgentSession {
                 self.stat.agent = flat(&stats);
                 self.stat.agent_why = why;
             }
-            FromAgent::Pong { .. } => {}
+            FromAgent::Hello { .. } | FromAgent::Pong { .. } => {}
             FromAgent::Pipe(message) => self.pipe(message, out),
         }
     }
@@ -307,7 +324,7 @@ impl AgentSession {
             return;
         }
         match &self.state {
-            State::Open { hello } => {
+            State::Open { hello, .. } => {
                 self.pings += 1;
                 out.push(ToAgent::Ping {
                     n: self.pings,
@@ -369,6 +386,16 @@ impl AgentSession {
     }
 
     fn welcome(&mut self, now: Instant, hello: Hello, out: &mut Vec<ToAgent>) {
+        let challenge = match random_bytes() {
+            Ok(bytes) => Challenge(bytes),
+            Err(e) => {
+                let what = format!(
+                    "the kernel gives no random bytes for the agent's proof: {e}; asking the agent for another hello"
+                );
+                self.journal.log_limited(now, Level::Error, "random", &what);
+                return;
+            }
+        };
         let what = format!(
             "agent {} welcomed, epoch {}",
             hello.agent_version,
@@ -384,12 +411,13 @@ impl AgentSession {
                 extents: self.limits.extents.min(MAX_EXTENTS as u32),
                 names_per_s: self.limits.names_per_s,
             },
+            challenge,
         });
         // The agent may send a burst of names at once.
         self.name_rate = name_rate(self.limits, now);
         self.last_message = now;
         self.last_ping = now;
-        self.state = State::Open { hello };
+        self.state = State::Open { hello, challenge };
     }
 
     fn end(&mut self, now: Instant, why: &str) {

@@ -6,14 +6,15 @@ mod session;
 mod worker;
 
 use std::cell::Cell;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
 use viola_proto::agent::{
-    self, BlockKey, Bytes, DiskName, Extent, FileMap, FrameReader, FromAgent, PROOF_BYTES,
+    self, BlockKey, Challenge, DiskName, Extent, FileMap, FrameReader, FromAgent, PROOF_BYTES,
     WithdrawReason, encode,
 };
 
@@ -22,22 +23,25 @@ use crate::control::{AgentStat, Control, Format, ImageSpec, Session, socket_pair
 use crate::{hazard, lookup, table};
 
 const DISK: u64 = 1 << 20;
-/// Offset of the proof on the disk.
+/// Offset of the first file system's proof on the disk.
 const PROOF_AT: u64 = 64 << 10;
 
-fn nonce() -> Vec<u8> {
-    (0..PROOF_BYTES as u32)
-        .map(|i| (i * 7 + i / 256) as u8)
-        .collect()
+/// An empty disk.
+fn disk() -> std::fs::File {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(DISK).unwrap();
+    file
 }
 
-/// A disk that contains the proof.
-fn disk() -> std::fs::File {
-    let mut file = tempfile::tempfile().unwrap();
-    file.set_len(DISK).unwrap();
-    file.seek(SeekFrom::Start(PROOF_AT)).unwrap();
-    file.write_all(&nonce()).unwrap();
-    file
+/// Offset of a file system's proof on the disk.
+fn proof_at(fs: u32) -> u64 {
+    PROOF_AT + u64::from(fs) * PROOF_BYTES as u64
+}
+
+/// Writes the proof file of a file system to a disk, as the guest does.
+fn write_proof(disk: &std::fs::File, fs: u32, challenge: Challenge) {
+    let content = challenge.proof_content(fs);
+    disk.write_all_at(&content, proof_at(fs)).unwrap();
 }
 
 fn spec(id: u32) -> ImageSpec {
@@ -68,7 +72,13 @@ fn hello(session: u64) -> FromAgent {
     }
 }
 
-fn proof(fs: u32, content: Vec<u8>) -> FromAgent {
+/// Names the place where [`write_proof`] writes.
+fn proof(fs: u32) -> FromAgent {
+    let length = PROOF_BYTES as u64;
+    proof_with(fs, file(length, &[(0, proof_at(fs), length, false)]))
+}
+
+fn proof_with(fs: u32, map: FileMap) -> FromAgent {
     FromAgent::Proof {
         fs,
         mount: "/data".into(),
@@ -78,8 +88,7 @@ fn proof(fs: u32, content: Vec<u8>) -> FromAgent {
             serial: None,
             size: DISK,
         },
-        content: Bytes(content),
-        map: file(4096, &[(0, PROOF_AT, 4096, false)]),
+        map,
     }
 }
 
@@ -117,6 +126,9 @@ struct TestSession {
     now: Instant,
     lines: Arc<Mutex<Vec<String>>>,
     table: std::fs::File,
+    disk: std::fs::File,
+    /// Challenge of the last welcome.
+    challenge: Option<Challenge>,
 }
 
 impl TestSession {
@@ -130,7 +142,9 @@ impl TestSession {
         let now = Instant::now();
         let table = Table::map(&table_file).unwrap();
         let mut session = AgentSession::new(table, limits, Journal::new(sink), now);
-        let disks = open_images(vec![spec(1)], vec![disk().into()]).unwrap();
+        let disk = disk();
+        let image = disk.try_clone().unwrap().into();
+        let disks = open_images(vec![spec(1)], vec![image]).unwrap();
         session.replace_disks(now, disks, "start", &mut Vec::new());
         session.open(now, &mut Vec::new());
         let mut test = Self {
@@ -139,6 +153,8 @@ impl TestSession {
             now,
             lines,
             table: table_file,
+            disk,
+            challenge: None,
         };
         test.complete_pending();
         test
@@ -152,8 +168,14 @@ impl TestSession {
             test.complete_pending()[..],
             [ToAgent::Welcome { session: 1, .. }]
         ));
-        assert_eq!(test.handle(proof(0, nonce())), [ToAgent::ProofOk { fs: 0 }]);
+        assert_eq!(test.prove(0), [ToAgent::ProofOk { fs: 0 }]);
         test
+    }
+
+    /// Writes a proof file and sends the proof.
+    fn prove(&mut self, fs: u32) -> Vec<ToAgent> {
+        write_proof(&self.disk, fs, self.challenge.unwrap());
+        self.handle(proof(fs))
     }
 
     fn handle(&mut self, message: FromAgent) -> Vec<ToAgent> {
@@ -166,6 +188,11 @@ impl TestSession {
         let mut out = Vec::new();
         self.session
             .complete_pending(self.now, &self.reader, &mut out);
+        for message in &out {
+            if let ToAgent::Welcome { challenge, .. } = message {
+                self.challenge = Some(*challenge);
+            }
+        }
         out
     }
 

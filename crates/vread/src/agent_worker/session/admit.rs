@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use viola_extents::CheckedMap;
-use viola_proto::agent::{self, BlockKey, Bytes, DiskName, FileMap, FsId, ToAgent, truncate_text};
+use viola_proto::agent::{self, BlockKey, DiskName, FileMap, FsId, ToAgent, truncate_text};
 
 use super::super::images;
 use super::super::named_blocks::{self, Block, LeaseId};
@@ -18,7 +18,7 @@ impl AgentSession {
         fs: FsId,
         what: &str,
         disk: &DiskName,
-        content: &Bytes,
+        content: &[u8],
         map: &FileMap,
     ) -> ToAgent {
         let found = if !self.proof_rate.try_take(now, 1.0) {
@@ -26,7 +26,7 @@ impl AgentSession {
         } else if self.proved.len() >= MAX_FILE_SYSTEMS && !self.proved.contains_key(&fs) {
             Err(format!("more than {MAX_FILE_SYSTEMS} file systems"))
         } else {
-            images::find_proved_disk(&self.disks, disk, &content.0, map)
+            images::find_proved_disk(&self.disks, disk, content, map)
         };
         match found {
             Ok(found) => {

@@ -30,7 +30,7 @@ impl AgentSession {
                 State::Open { .. } => Session::Proved,
             },
             agent_version: match &self.state {
-                State::Open { hello } => hello.agent_version.clone(),
+                State::Open { hello, .. } => hello.agent_version.clone(),
                 _ => String::new(),
             },
             epoch: self.table.epoch(),

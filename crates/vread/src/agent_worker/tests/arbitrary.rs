@@ -18,7 +18,7 @@ fn any_message() -> impl Strategy<Value = FromAgent> {
     let why = Just(WithdrawReason::Moved);
     prop_oneof![
         1 => (0u64..3).prop_map(hello),
-        2 => (0u32..3, any::<bool>()).prop_map(|(fs, good)| proof(fs, if good { nonce() } else { vec![0; PROOF_BYTES] })),
+        2 => (0u32..3, 0u32..3).prop_map(|(fs, place)| proof_with(fs, file(4096, &[(0, proof_at(place), 4096, false)]))),
         6 => (0u64..8, 0i64..4).prop_map(|(lease, id)| name(lease, id)),
         3 => (0u64..8, 0u32..3, 0i64..4, any_map(), any_map())
             .prop_map(|(lease, fs, id, data, meta)| FromAgent::Name { lease, fs, key: key(id), data, meta }),
@@ -29,15 +29,21 @@ fn any_message() -> impl Strategy<Value = FromAgent> {
 
 proptest! {
     /// For any messages of an agent: the lease of a withdrawn or replaced block is never valid, valid leases lie
-    /// within the disk, no withdrawal is confirmed while the block is read, and no agent is welcomed while a read of
-    /// the old epoch is in flight.
+    /// within the disk, no withdrawal is confirmed while the block is read, no agent is welcomed while a read of
+    /// the old epoch is in flight, and a proof is accepted only if its file was written in this session.
     #[test]
-    fn any_messages_keep_leases_and_limits_correct(steps in proptest::collection::vec((any_message(), proptest::option::of(0u32..4)), 0..120)) {
+    fn any_messages_keep_leases_and_limits_correct(steps in proptest::collection::vec((any_message(), proptest::option::of(0u32..4), proptest::option::of(0u32..3)), 0..120)) {
         let mut test = TestSession::new(Limits { blocks: 4, extents: 8, names_per_s: 1000 });
         let view = table::View::map(&test.table).unwrap();
         let mut slots: std::collections::BTreeMap<u64, u32> = std::collections::BTreeMap::new();
         let mut unconfirmed: std::collections::BTreeMap<u64, u32> = std::collections::BTreeMap::new();
-        for (message, reader) in steps {
+        // File systems whose proof files were written in this session.
+        let mut written = std::collections::BTreeSet::new();
+        for (message, reader, writes) in steps {
+            if let (Some(fs), Some(challenge)) = (writes, test.challenge) {
+                write_proof(&test.disk, fs, challenge);
+                written.insert(fs);
+            }
             test.reader.0.set(reader);
             let said = message.clone();
             let mut answers = test.handle(message);
@@ -53,6 +59,12 @@ proptest! {
                         prop_assert_eq!(reader, None);
                         slots.clear();
                         unconfirmed.clear();
+                        written.clear();
+                    }
+                    ToAgent::ProofOk { fs } => {
+                        let FromAgent::Proof { map, .. } = &said else { panic!("proof") };
+                        prop_assert_eq!(map.extents[0].physical, proof_at(fs));
+                        prop_assert!(written.contains(&fs));
                     }
                     ToAgent::Named { lease } => {
                         let FromAgent::Name { key, .. } = &said else { panic!("named") };

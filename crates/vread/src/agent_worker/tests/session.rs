@@ -101,40 +101,99 @@ fn a_proof_must_be_on_a_disk_of_the_vm() {
     let mut test = TestSession::new(Limits::default());
     test.handle(hello(1));
     test.complete_pending();
-    assert!(
-        test.refused(proof(0, vec![1; PROOF_BYTES]))
-            .contains("no disk of the VM")
-    );
+    assert!(test.refused(proof(0)).contains("no disk of the VM"));
     assert!(test.refused(name(1, 1)).contains("not proved"));
-    let mut with = |map: FileMap| {
-        let FromAgent::Proof {
-            fs,
-            mount,
-            kind,
-            disk,
-            content,
-            ..
-        } = proof(0, nonce())
-        else {
-            unreachable!()
-        };
-        test.refused(FromAgent::Proof {
-            fs,
-            mount,
-            kind,
-            disk,
-            content,
-            map,
-        })
-    };
+    write_proof(&test.disk, 0, test.challenge.unwrap());
+    let mut with = |map: FileMap| test.refused(proof_with(0, map));
     assert!(with(file(4096, &[(0, DISK, 4096, false)])).contains("no disk"));
     assert!(with(file(4096, &[(0, u64::MAX - 10, 4096, false)])).contains("no disk"));
     assert!(with(file(4096, &[])).contains("holes"));
     assert!(with(file(4096, &[(0, PROOF_AT, 4096, true)])).contains("holes"));
     assert!(with(file(4095, &[(0, PROOF_AT, 4095, false)])).contains("4096"));
-    assert_eq!(test.handle(proof(0, nonce())), [ToAgent::ProofOk { fs: 0 }]);
+    assert_eq!(test.handle(proof(0)), [ToAgent::ProofOk { fs: 0 }]);
     assert_eq!(test.stat().refusals["proof"], 6);
     assert_eq!(test.stat().proved["0"], "/data (ext4) on /images/dn1");
+}
+
+#[test]
+fn bytes_of_the_agents_choice_prove_nothing() {
+    let mut test = TestSession::new(Limits::default());
+    test.handle(hello(1));
+    test.complete_pending();
+    let empty = file(4096, &[(0, 8192, 4096, false)]);
+    assert!(test.refused(proof_with(0, empty)).contains("no disk"));
+    let chosen: Vec<u8> = (0..PROOF_BYTES).map(|i| (i * 7 + i / 256) as u8).collect();
+    test.disk.write_all_at(&chosen, PROOF_AT).unwrap();
+    assert!(test.refused(proof(0)).contains("no disk"));
+    // The challenge itself, repeated: no chunk of the file may stand for another one.
+    let challenge = test.challenge.unwrap();
+    let repeated = challenge.0.repeat(PROOF_BYTES / challenge.0.len());
+    test.disk.write_all_at(&repeated, PROOF_AT).unwrap();
+    assert!(test.refused(proof(0)).contains("no disk"));
+    // One wrong bit.
+    let mut content = challenge.proof_content(0);
+    content[PROOF_BYTES - 1] ^= 1;
+    test.disk.write_all_at(&content, PROOF_AT).unwrap();
+    assert!(test.refused(proof(0)).contains("no disk"));
+    assert!(test.refused(name(1, 1)).contains("not proved"));
+    assert_eq!(test.prove(0), [ToAgent::ProofOk { fs: 0 }]);
+}
+
+#[test]
+fn the_proof_file_of_an_earlier_session_proves_nothing() {
+    let mut test = TestSession::proved(Limits::default());
+    let earlier = test.challenge.unwrap();
+    test.handle(hello(2));
+    test.complete_pending();
+    assert_ne!(test.challenge.unwrap(), earlier);
+    assert!(test.refused(proof(0)).contains("no disk"));
+    assert!(test.refused(name(1, 1)).contains("not proved"));
+    assert_eq!(test.prove(0), [ToAgent::ProofOk { fs: 0 }]);
+}
+
+#[test]
+fn the_proof_file_of_another_file_system_proves_nothing() {
+    let mut test = TestSession::proved(Limits::default());
+    let of_fs_0 = file(4096, &[(0, PROOF_AT, 4096, false)]);
+    assert!(test.refused(proof_with(1, of_fs_0)).contains("no disk"));
+    assert_eq!(test.prove(1), [ToAgent::ProofOk { fs: 1 }]);
+}
+
+/// Two disks of one size get their proof files at the same place. The guest's names of the disks do not help.
+#[test]
+fn equal_disks_are_told_apart() {
+    let mut test = TestSession::new(Limits::default());
+    let others = [disk(), disk()];
+    let images = others.iter().map(|d| d.try_clone().unwrap().into());
+    let disks = open_images(vec![spec(1), spec(2)], images.collect()).unwrap();
+    test.session
+        .replace_disks(test.now, disks, "hot plug", &mut Vec::new());
+    test.handle(hello(1));
+    test.complete_pending();
+    let challenge = test.challenge.unwrap();
+    for (fs, disk) in [1, 0].into_iter().zip(&others) {
+        let content = challenge.proof_content(fs);
+        disk.write_all_at(&content, PROOF_AT).unwrap();
+    }
+    for (fs, image) in [(0, 2), (1, 1)] {
+        let map = file(4096, &[(0, PROOF_AT, 4096, false)]);
+        assert_eq!(test.handle(proof_with(fs, map)), [ToAgent::ProofOk { fs }]);
+        let FromAgent::Name {
+            lease, data, meta, ..
+        } = name(u64::from(fs), i64::from(fs))
+        else {
+            unreachable!()
+        };
+        let key = key(i64::from(fs));
+        test.handle(FromAgent::Name {
+            lease,
+            fs,
+            key: key.clone(),
+            data,
+            meta,
+        });
+        assert_eq!(test.session.find(&key).unwrap().image, image);
+    }
 }
 
 #[test]
@@ -253,7 +312,7 @@ fn a_file_system_that_is_withdrawn_has_to_be_proved_again() {
     );
     assert!(test.session.find(&key(7)).is_none());
     assert!(test.refused(name(6, 8)).contains("not proved"));
-    assert_eq!(test.handle(proof(0, nonce())), [ToAgent::ProofOk { fs: 0 }]);
+    assert_eq!(test.prove(0), [ToAgent::ProofOk { fs: 0 }]);
     // Only when the agent withdraws it by its number, its slot is free again.
     let withdraw = FromAgent::Withdraw {
         leases: vec![5],
@@ -272,7 +331,9 @@ fn replaced_disks_end_the_epoch() {
     test.handle(name(5, 7));
     let lease = test.session.find(&key(7)).unwrap().lease;
     let mut out = Vec::new();
-    let disks = open_images(vec![spec(2)], vec![disk().into()]).unwrap();
+    test.disk = disk();
+    let image = test.disk.try_clone().unwrap().into();
+    let disks = open_images(vec![spec(2)], vec![image]).unwrap();
     test.session
         .replace_disks(test.now, disks, "block job", &mut out);
     assert_eq!(
@@ -286,7 +347,7 @@ fn replaced_disks_end_the_epoch() {
     assert_eq!(test.stat().ends["block job"], 1);
     test.handle(hello(2));
     test.complete_pending();
-    test.handle(proof(0, nonce()));
+    test.prove(0);
     test.handle(name(1, 7));
     assert_eq!(test.session.find(&key(7)).unwrap().image, 2);
 }

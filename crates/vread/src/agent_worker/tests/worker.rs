@@ -11,6 +11,7 @@ struct RunningWorker {
     reader: lookup::Client,
     cells: Arc<hazard::Cells>,
     table: std::fs::File,
+    disk: std::fs::File,
     thread: std::thread::JoinHandle<io::Result<()>>,
 }
 
@@ -43,9 +44,9 @@ impl RunningWorker {
             reader: lookup::Client::new(client),
             cells: Arc::new(hazard::Cells::map(&hazards).unwrap()),
             table,
+            disk: disk(),
             thread,
         };
-        let image = disk();
         let images = Order::Images {
             datanode: "uml:dn1".into(),
             images: vec![spec(1)],
@@ -55,7 +56,7 @@ impl RunningWorker {
             name: "vm1".into(),
             pools: vec!["BP-1*".into()],
         };
-        running.order(&images, &[image.as_fd()]);
+        running.order(&images, &[running.disk.as_fd()]);
         running.order(&reader, &[server.as_fd(), hazards.as_fd()]);
         running.order(&Order::Channel, &[channel.as_fd()]);
         running
@@ -91,11 +92,17 @@ impl RunningWorker {
     fn open(&mut self) {
         assert!(matches!(self.receive(), ToAgent::HelloRequest { .. }));
         self.send(&hello(1));
-        assert!(matches!(
-            self.receive(),
-            ToAgent::Welcome { session: 1, .. }
-        ));
-        self.send(&proof(0, nonce()));
+        let welcome = self.receive();
+        let ToAgent::Welcome {
+            session: 1,
+            challenge,
+            ..
+        } = welcome
+        else {
+            panic!("{welcome:?}");
+        };
+        write_proof(&self.disk, 0, challenge);
+        self.send(&proof(0));
         assert_eq!(self.receive(), ToAgent::ProofOk { fs: 0 });
     }
 
