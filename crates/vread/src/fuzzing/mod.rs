@@ -36,6 +36,11 @@ mod tests {
     }
 
     #[test]
+    fn the_beginning_of_agent_messages_opens_a_session() {
+        agent_messages(&[2]);
+    }
+
+    #[test]
     fn the_corpus_of_fuse_requests_violates_no_invariant() {
         replay("fuse_requests", fuse_requests);
     }
