@@ -103,7 +103,9 @@ mount --rbind /sys /mnt/root/sys
 cp "$viola" "$agent" /mnt/root/run/
 inside() { chroot /mnt/root env DEBIAN_FRONTEND=noninteractive PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@"; }
 inside dpkg -i "/run/${viola##*/}" "/run/${agent##*/}" >/dev/null
-inside getent group viola >/dev/null || { echo "the group viola is missing"; exit 1; }
+for group in viola viola-read; do
+    inside getent group "$group" >/dev/null || { echo "the group $group is missing"; exit 1; }
+done
 inside viola --version >/dev/null
 inside viola check >/dev/null
 inside test -e /etc/systemd/system/multi-user.target.wants/viola.service || { echo "viola is not enabled"; exit 1; }

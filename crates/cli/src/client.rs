@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A blocking client for the daemon's control socket.
+//! A blocking client for the daemon's control socket, and for the read socket beside it, which answers `GET` only.
 //!
 //! Each request has a connection of its own. It speaks HTTP/1.0, so the reply ends where the connection ends. An HTTP
 //! library would bring an asynchronous runtime into commands that send one request and print one table.
@@ -29,8 +29,11 @@ pub enum ClientError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// This user may not use the socket.
-    #[error("no permission to use {}: run as root, or join the daemon's group (viola)", socket.display())]
+    /// This user may use neither the control socket nor, to look, the read socket beside it.
+    #[error(
+        "no permission to use {}: run as root, or join the daemon's group (viola; viola-read may only look)",
+        socket.display()
+    )]
     Denied {
         /// Path of the socket.
         socket: PathBuf,
@@ -88,12 +91,19 @@ impl Client {
         }
     }
 
-    /// Sends `GET`; `path` begins after `/v1`.
+    /// Sends `GET`; `path` begins after `/v1`. A user who may not use the control socket asks the read socket beside it.
     ///
     /// # Errors
     /// See [`ClientError`].
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.request("GET", path, b"")
+        let denied = match self.request("GET", path, b"") {
+            Err(e @ ClientError::Denied { .. }) => e,
+            answer => return answer,
+        };
+        match Self::new(&read_socket_beside(&self.socket)).request("GET", path, b"") {
+            Err(ClientError::Denied { .. } | ClientError::NoDaemon { .. }) => Err(denied),
+            answer => answer,
+        }
     }
 
     /// Sends `POST` without a body.
@@ -175,6 +185,17 @@ impl Client {
     }
 }
 
+/// Path of the read socket beside a control socket: `viola-read.sock` for `viola.sock`.
+pub fn read_socket_beside(control: &Path) -> PathBuf {
+    let mut name = control.file_stem().unwrap_or_default().to_owned();
+    name.push("-read");
+    if let Some(extension) = control.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    control.with_file_name(name)
+}
+
 /// Splits a reply into status and body.
 fn split(answer: &[u8]) -> Result<(u16, &[u8]), &'static str> {
     let end = answer
@@ -245,6 +266,17 @@ mod tests {
         assert_eq!(segment("uml:g1"), "uml:g1");
         assert_eq!(segment("a/../b c?"), "a%2F..%2Fb%20c%3F");
         assert_eq!(segment("ü"), "%C3%BC");
+    }
+
+    #[test]
+    fn the_read_socket_has_the_control_sockets_name_with_read() {
+        let beside = |path: &str| read_socket_beside(Path::new(path));
+        assert_eq!(
+            beside("/run/viola/viola.sock"),
+            Path::new("/run/viola/viola-read.sock")
+        );
+        assert_eq!(beside("v"), Path::new("v-read"));
+        assert_eq!(beside("/a.b/v.x.sock"), Path::new("/a.b/v.x-read.sock"));
     }
 
     #[test]

@@ -35,7 +35,7 @@ mod value;
 pub mod vm;
 pub mod vread;
 
-pub use daemon::{Daemon, VmScope};
+pub use daemon::{Daemon, ReadSocket, VmScope};
 pub use lanes::{Lanes, VmLane};
 pub use launcher::Launcher;
 pub use pipe::VmPipe;
@@ -153,7 +153,9 @@ impl Config {
             ..config
         };
         let checked = config
-            .check_vms()
+            .daemon
+            .check()
+            .and_then(|()| config.check_vms())
             .and_then(|()| config.check_launchers())
             .and_then(|()| config.vread.check())
             .and_then(|()| config.lanes.check());

@@ -46,6 +46,28 @@ fn the_sample_is_the_default_configuration() {
 }
 
 #[test]
+fn the_read_socket_lies_beside_the_control_socket_unless_told_otherwise() {
+    let path = |text: &str| parse(text).unwrap().daemon.read_socket();
+    assert_eq!(path(""), Some("/run/viola/viola-read.sock".into()));
+    assert_eq!(
+        path("[daemon]\nsocket = \"/tmp/v.sock\""),
+        Some("/tmp/v-read.sock".into())
+    );
+    assert_eq!(
+        path("[daemon]\nread_socket = \"/tmp/r.sock\""),
+        Some("/tmp/r.sock".into())
+    );
+    assert_eq!(path("[daemon]\nread_socket = \"none\""), None);
+    assert_eq!(path("[daemon]\nread_socket = \"\""), None);
+    assert_eq!(
+        said("[daemon]\nsocket = \"/tmp/v.sock\"\nread_socket = \"/tmp/v.sock\""),
+        "v.toml:3: read_socket: this is the control socket; name another path, or \"none\""
+    );
+    let s = said("[daemon]\nread_socket = \"r.sock\"");
+    assert!(s.contains("is not an absolute path"), "{s}");
+}
+
+#[test]
 fn papers_modes_have_the_papers_slice_unless_told_otherwise() {
     assert_eq!(
         parse("[slices]\nmode = \"paper\"")

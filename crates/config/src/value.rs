@@ -10,6 +10,8 @@ use serde::de::{self, Deserializer, Visitor};
 use viola_cli::quantities::{self, quoted};
 use viola_host::CpuSet;
 
+use crate::ReadSocket;
+
 /// A list of CPUs such as `4-7`.
 pub(crate) fn cores<'de, D: Deserializer<'de>>(d: D) -> Result<CpuSet, D::Error> {
     let wanted = "a CPU list in quotes, for example \"4-7\"";
@@ -32,6 +34,18 @@ pub(crate) fn absolute<'de, D: Deserializer<'de>>(d: D) -> Result<PathBuf, D::Er
         match path.is_absolute() {
             true => Ok(path),
             false => Err(format!("{} is not an absolute path", quoted(t))),
+        }
+    })
+}
+
+/// An absolute path; `none` or an empty text for no socket.
+pub(crate) fn read_socket<'de, D: Deserializer<'de>>(d: D) -> Result<ReadSocket, D::Error> {
+    parsed(d, "a path in quotes, or \"none\"", |t| {
+        let path = PathBuf::from(t);
+        match t {
+            "" | "none" => Ok(ReadSocket::Off),
+            _ if path.is_absolute() => Ok(ReadSocket::At(path)),
+            _ => Err(format!("{} is not an absolute path", quoted(t))),
         }
     })
 }

@@ -32,6 +32,7 @@ pub fn rows(
     let mut rows = vec![host::check::kernel(facts), host::check::vms(vms)];
     rows.extend(slices::check::rows(config, facts, support));
     rows.push(host::check::libvirt(daemon.map(|d| d.libvirt), config));
+    rows.push(host::check::read_socket(config));
     rows.push(turbo::check::row(config, facts, mechanism, vms));
     rows.push(lanes::check::row(daemon.map(|d| d.lanes), config));
     if config.has_workers() {

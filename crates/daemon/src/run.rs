@@ -48,23 +48,25 @@ pub fn run(config: &Path, dry_run: bool) -> Outcome {
         restore_earlier_run(run_dir);
     }
     affinity::leave_vm_cores(&config, &facts);
-    let socket = config.daemon.socket.clone();
-    let listener = server::bind(&socket, &config.daemon.group)?;
+    let sockets = server::Sockets::bind(&config.daemon)?;
+    let paths = sockets.paths();
     log_version(&config, dry_run);
     let (sender, requests) = mpsc::sync_channel(MAX_QUEUED_REQUESTS);
     let mut control = Control::new(config, facts, dry_run)?;
     let shared = Arc::new(Shared::new(control.view(Instant::now()), sender));
-    server::start(listener, shared.clone())?;
+    server::start(sockets, shared.clone())?;
     control.slices.log_start(&control.inputs);
     control_loop::run(&mut control, &shared, &requests);
-    // Everything is restored before socket and lock are given up.
+    // Everything is restored before sockets and lock are given up.
     drop(control);
-    let _ = std::fs::remove_file(&socket);
+    for path in &paths {
+        let _ = std::fs::remove_file(path);
+    }
     drop(lock);
     Ok(())
 }
 
-/// Lets workers inherit no descriptor that the daemon has inherited. The daemon needs none of them: it binds its own socket.
+/// Lets workers inherit no descriptor that the daemon has inherited. The daemon needs none of them: it binds its own sockets.
 fn close_inherited_on_exec() {
     let (first, last, flags) = (3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
     // SAFETY: a plain system call on numbers, which closes nothing in this process.

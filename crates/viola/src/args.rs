@@ -32,7 +32,7 @@ pub use internal::Internal;
     disable_help_subcommand = true
 )]
 #[command(after_long_help = viola_cli::after_help!(
-    "VIOLA_SOCKET  path of the control socket, unless --socket names one"
+    "VIOLA_SOCKET  path of the control socket, or of the read socket, unless --socket names one"
 ))]
 pub struct Viola {
     /// The subcommand.
@@ -394,7 +394,8 @@ pub struct Restore {
 /// The daemon's control socket.
 #[derive(Debug, Args)]
 pub struct Socket {
-    /// Path of the daemon's control socket.
+    /// Path of the daemon's control socket. A command that only shows something asks the read socket beside it
+    /// (viola-read.sock) when this user may not use the control socket.
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 }

@@ -5,8 +5,12 @@
 mod common;
 
 use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use common::{Daemon, as_nobody, output, refusal, stderr, stdout, viola, write_config};
+use viola_proto::lanes::Lanes;
 use viola_proto::{Check, Status, VmList};
 
 /// A daemon that only measures.
@@ -208,11 +212,7 @@ fn without_privilege_run_says_what_it_needs_and_check_and_vms_work() {
 fn the_control_socket_is_closed_to_others() {
     let d = Daemon::start(SLICES_OFF);
     // Its folder is closed, too; this test is about the socket.
-    fs::set_permissions(
-        d.dir.path(),
-        std::os::unix::fs::PermissionsExt::from_mode(0o755),
-    )
-    .unwrap();
+    fs::set_permissions(d.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let set = as_nobody(
         viola()
             .args(["set", "a", "--class", "ls", "--socket"])
@@ -222,6 +222,56 @@ fn the_control_socket_is_closed_to_others() {
     .unwrap();
     let said = refusal(&set, 1);
     assert!(said.starts_with("no permission to use"), "{said}");
+}
+
+/// A socket with a mode, on which a thread answers each request with the same reply.
+fn canned(socket: &Path, mode: u32, reply: String) {
+    let listener = std::os::unix::net::UnixListener::bind(socket).unwrap();
+    fs::set_permissions(socket, PermissionsExt::from_mode(mode)).unwrap();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let mut client = client.unwrap();
+            let _ = client.read(&mut [0; 4096]);
+            let head = format!("HTTP/1.0 200 OK\r\ncontent-length: {}\r\n\r\n", reply.len());
+            let _ = client.write_all((head + &reply).as_bytes());
+        }
+    });
+}
+
+#[test]
+fn a_user_who_may_only_look_gets_the_read_sockets_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let (control, read) = (dir.path().join("v.sock"), dir.path().join("v-read.sock"));
+    let nobody = |args: &[&str]| {
+        as_nobody(viola().args(args).arg("--socket").arg(&control))
+            .output()
+            .unwrap()
+    };
+    canned(&control, 0o600, "{}".into());
+    // Without a read socket the message is about the control socket.
+    let said = refusal(&nobody(&["lanes"]), 1);
+    assert!(
+        said.contains("v.sock") && said.contains("viola-read may only look"),
+        "{said}"
+    );
+    let answer = Lanes {
+        why: "asked for reading".into(),
+        ..Lanes::default()
+    };
+    canned(&read, 0o666, serde_json::to_string(&answer).unwrap());
+    let lanes = nobody(&["lanes"]);
+    assert!(lanes.status.success(), "{}", stderr(&lanes));
+    assert!(stdout(&lanes).contains("asked for reading"), "{lanes:?}");
+    // A change is for the control socket alone.
+    let said = refusal(&nobody(&["set", "a", "--class", "ls"]), 1);
+    assert!(said.starts_with("no permission to use"), "{said}");
+    fs::set_permissions(&read, PermissionsExt::from_mode(0o600)).unwrap();
+    let said = refusal(&nobody(&["lanes"]), 1);
+    assert!(
+        said.contains("v.sock") && !said.contains("v-read.sock"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -115,12 +115,18 @@ fn sighup_applies_a_valid_configuration_and_ignores_an_invalid_one() {
 }
 
 #[test]
-fn sigterm_and_sigint_end_the_daemon_with_0_and_remove_its_socket() {
+fn sigterm_and_sigint_end_the_daemon_with_0_and_remove_its_sockets() {
     for signal in [Signal::TERM, Signal::INT] {
         let mut d = Daemon::start(SLICES_OFF);
+        let read = d.dir.path().join("viola-read.sock");
+        let answer = raw(&read, b"POST /v1/stop HTTP/1.0\r\n\r\n");
+        assert!(answer.starts_with(b"HTTP/1.0 403"), "{answer:?}");
+        let answer = raw(&read, b"GET /v1/status HTTP/1.0\r\n\r\n");
+        assert!(answer.starts_with(b"HTTP/1.0 200"), "{answer:?}");
+        assert_eq!(d.json::<Status>(&["status"]).stage, Stage::Off);
         d.signal(signal);
         assert_eq!(d.ended().code(), Some(0), "{}", d.log());
-        assert!(!d.socket().exists());
+        assert!(!d.socket().exists() && !read.exists());
         // The daemon has released the lock.
         let again = Daemon::in_folder(
             std::mem::replace(&mut d.dir, tempfile::tempdir().unwrap()),

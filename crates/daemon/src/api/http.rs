@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Routes requests, and serves connections on a thread of its own. The server answers GET requests
 //! from the view that the control loop published last. Changes go to the control loop through a
-//! bounded queue, so a client cannot delay the loop.
+//! bounded queue, so a client cannot delay the loop. The read socket has no route that changes anything.
 
 use std::collections::VecDeque;
+use std::path::Path as FilePath;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{SyncSender, TrySendError};
@@ -14,7 +15,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{DefaultBodyLimit, Extension, Path, State};
-use axum::http::{StatusCode, header};
+use axum::http::{Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, patch, post};
 use hyper::body::Incoming;
@@ -197,11 +198,69 @@ impl<T: Serialize> IntoResponse for Answer<T> {
 
 type Server = State<Arc<Shared>>;
 
-/// All routes.
+/// The routes of the control socket: all.
 pub fn router(shared: Arc<Shared>) -> Router {
-    let refuse = |status: u16, sentence: &'static str| async move {
-        Answer::<()>(Err((status, error(sentence))))
-    };
+    let changing = Router::new()
+        .route(
+            "/v1/vms/{name}",
+            changes(|name, change, peer, reply| Request::Set {
+                name,
+                change,
+                peer,
+                reply,
+            }),
+        )
+        .route(
+            "/v1/lanes/{name}",
+            changes(|name, change, peer, reply| Request::Lane {
+                name,
+                change,
+                peer,
+                reply,
+            }),
+        )
+        .route(
+            "/v1/stop",
+            post(async |s: Server, Extension(peer): Extension<Peer>| pause(&s, true, peer).await),
+        )
+        .route(
+            "/v1/start",
+            post(async |s: Server, Extension(peer): Extension<Peer>| pause(&s, false, peer).await),
+        );
+    reading()
+        .merge(changing)
+        .fallback(async || refused(404, NO_SUCH_REQUEST))
+        .method_not_allowed_fallback(async || refused(405, "this path does not support the method"))
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .with_state(shared)
+}
+
+/// The routes of the read socket: those for `GET`. It refuses every other method, and names the control socket.
+pub fn read_router(shared: Arc<Shared>, control: &FilePath) -> Router {
+    let sentence = format!(
+        "this socket only answers GET requests; send changes to the control socket, {}",
+        control.display()
+    );
+    let only_control = async move || refused(403, sentence);
+    let unknown = only_control.clone();
+    reading()
+        .fallback(async move |method: Method| match method {
+            Method::GET | Method::HEAD => refused(404, NO_SUCH_REQUEST),
+            _ => unknown().await,
+        })
+        .method_not_allowed_fallback(only_control)
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .with_state(shared)
+}
+
+const NO_SUCH_REQUEST: &str = "there is no such request; see GET /v1/status, /v1/vms, /v1/events, /v1/vread, /v1/pipes, /v1/lanes, /v1/check";
+
+fn refused(status: u16, sentence: impl Into<String>) -> Answer<()> {
+    Answer(Err(refusal(status, sentence)))
+}
+
+/// What both sockets answer, from the view that the control loop published last.
+fn reading() -> Router<Arc<Shared>> {
     Router::new()
         .route(
             "/v1/check",
@@ -225,18 +284,10 @@ pub fn router(shared: Arc<Shared>) -> Router {
             get(async |s: Server| Answer(Ok(s.view().lanes.clone()))),
         )
         .route(
-            "/v1/lanes/{name}",
-            changes(|name, change, peer, reply| Request::Lane {
-                name,
-                change,
-                peer,
-                reply,
-            }),
-        )
-        .route(
             "/v1/vms",
             get(async |s: Server| Answer(Ok(s.view().vms.clone()))),
         )
+        .route("/v1/vms/{name}", get(show))
         .route(
             "/metrics",
             get(async |s: Server| {
@@ -244,33 +295,6 @@ pub fn router(shared: Arc<Shared>) -> Router {
                 ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text)
             }),
         )
-        .route(
-            "/v1/vms/{name}",
-            changes(|name, change, peer, reply| Request::Set {
-                name,
-                change,
-                peer,
-                reply,
-            })
-            .get(show),
-        )
-        .route(
-            "/v1/stop",
-            post(async |s: Server, Extension(peer): Extension<Peer>| pause(&s, true, peer).await),
-        )
-        .route(
-            "/v1/start",
-            post(async |s: Server, Extension(peer): Extension<Peer>| pause(&s, false, peer).await),
-        )
-        .fallback(move || {
-            refuse(
-                404,
-                "there is no such request; see GET /v1/status, /v1/vms, /v1/events, /v1/vread, /v1/pipes, /v1/lanes, /v1/check",
-            )
-        })
-        .method_not_allowed_fallback(move || refuse(405, "this path does not support the method"))
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
-        .with_state(shared)
 }
 
 async fn show(s: Server, name: Result<Path<String>, PathRejection>) -> Answer<VmReport> {

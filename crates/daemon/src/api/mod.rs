@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The control socket: HTTP/JSON for `viola`, metrics for Prometheus.
+//! The control socket and the read socket: HTTP/JSON for `viola`, metrics for Prometheus.
 //!
 //! | file | does |
 //! |---|---|
-//! | `server` | binds the socket, and runs the server's thread, which also takes signals |
+//! | `server` | binds the sockets, and runs the server's thread, which also takes signals |
 //! | `http` | routes requests; serves connections |
 //! | `view` | what GET requests answer with |
 //! | `metrics`, `daemon_metrics` | `GET /metrics` |

@@ -202,12 +202,14 @@ impl Control {
         let (old, new) = (&self.inputs.config.daemon, &config.daemon);
         let fixed = |d: &viola_config::Daemon| {
             let files = (d.run_dir.clone(), d.state_dir.clone());
-            (d.socket.clone(), d.group.clone(), d.vms, files)
+            let control = (d.socket.clone(), d.group.clone());
+            let read = (d.read_socket.clone(), d.read_group.clone());
+            (control, read, d.vms, files)
         };
         if fixed(old) != fixed(new) {
             log::line(
                 Level::Warning,
-                "SIGHUP: socket, group, vms, run_dir and state_dir change only at the next start",
+                "SIGHUP: socket, group, read_socket, read_group, vms, run_dir and state_dir change only at the next start",
             );
         }
         config.daemon = viola_config::Daemon {

@@ -5,6 +5,7 @@ use viola_host::Vm;
 use viola_host::facts::HostFacts;
 use viola_proto::{Libvirt, Row, RowState};
 
+use crate::host::users::group_id;
 use viola_config::Config;
 
 /// Why this host cannot do something.
@@ -133,6 +134,41 @@ pub fn libvirt(daemon: Option<&Libvirt>, config: &Config) -> Row {
     }
 }
 
+/// The row about the read socket: who may look without the right to change anything.
+pub fn read_socket(config: &Config) -> Row {
+    let row = |value: &str, why: String, change: Option<String>| Row {
+        name: "read socket".into(),
+        state: RowState::Info,
+        value: value.into(),
+        why,
+        change,
+    };
+    let group = &config.daemon.read_group;
+    match config.daemon.read_socket() {
+        None => row(
+            "off",
+            "switched off (read_socket = \"none\" in [daemon])".into(),
+            None,
+        ),
+        Some(path) if group_id(group).is_some() => row(
+            "yes",
+            format!(
+                "members of group {group} may look through {}, and change nothing",
+                path.display()
+            ),
+            None,
+        ),
+        Some(path) => row(
+            "root",
+            format!(
+                "there is no group {group}; only root may use {}",
+                path.display()
+            ),
+            Some(format!("groupadd --system {group}, then restart viola")),
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,5 +215,25 @@ mod tests {
             ..crate::testing::vm("c", 30, &[&[1]])
         };
         assert!(vms(&[forged]).why.ends_with("; nothing confirms 1"));
+    }
+
+    #[test]
+    fn the_read_socket_names_its_group_and_how_to_make_it() {
+        let missing = read_socket(&config("[daemon]\nread_group = \"no-such-group-here\"\n"));
+        assert_eq!(
+            (missing.value.as_str(), missing.change.as_deref()),
+            (
+                "root",
+                Some("groupadd --system no-such-group-here, then restart viola")
+            )
+        );
+        let there = read_socket(&config("[daemon]\nread_group = \"root\"\n"));
+        assert_eq!(there.value, "yes");
+        assert!(
+            there.why.contains("/run/viola/viola-read.sock"),
+            "{there:?}"
+        );
+        let off = read_socket(&config("[daemon]\nread_socket = \"none\"\n"));
+        assert_eq!(off.value, "off");
     }
 }

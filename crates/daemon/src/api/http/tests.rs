@@ -16,6 +16,18 @@ struct Served {
 
 impl Served {
     fn new(answer: impl Fn(Request) + Send + 'static) -> Self {
+        Self::with(router, answer)
+    }
+
+    /// The read socket of a control socket at /run/v.sock.
+    fn read_only() -> Self {
+        Self::with(
+            |shared| read_router(shared, FilePath::new("/run/v.sock")),
+            no_requests,
+        )
+    }
+
+    fn with(router: fn(Arc<Shared>) -> Router, answer: impl Fn(Request) + Send + 'static) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("viola.sock");
         let (send, receive) = mpsc::sync_channel(4);
@@ -265,4 +277,66 @@ fn requests_to_a_full_queue_are_503_at_once() {
         answer.unwrap_err(),
         (503, error("the daemon is busy; try again"))
     );
+}
+
+#[test]
+fn the_read_socket_answers_get_requests() {
+    let s = Served::read_only();
+    let c = s.client();
+    assert_eq!(c.get::<VmList>("/vms").unwrap().vms.len(), 2);
+    assert_eq!(c.get::<VmReport>("/vms/web").unwrap().id, "uml:web");
+    assert_eq!(c.get::<Status>("/status").unwrap().pid, std::process::id());
+    assert!(c.get::<Check>("/check").unwrap().advice.is_empty());
+    for path in ["/events", "/vread", "/pipes", "/lanes"] {
+        assert!(c.get::<serde_json::Value>(path).is_ok(), "{path}");
+    }
+    let metrics = s.raw(b"GET /metrics HTTP/1.0\r\n\r\n");
+    assert!(metrics.contains("viola_domain_info"), "{metrics}");
+    assert_eq!(refused(c.get::<Status>("/nothing")).0, 404);
+    assert_eq!(refused(c.get::<VmReport>("/vms/nobody")).0, 404);
+    let head = s.raw(b"HEAD /v1/status HTTP/1.0\r\n\r\n");
+    assert!(head.starts_with("HTTP/1.0 200"), "{head}");
+}
+
+#[test]
+fn the_read_socket_refuses_every_change_and_names_the_control_socket() {
+    let s = Served::read_only();
+    let c = s.client();
+    let sentence =
+        "this socket only answers GET requests; send changes to the control socket, /run/v.sock";
+    let change = Change {
+        class: Some(ClassSetting::Ls),
+        ..Change::default()
+    };
+    let refusals = [
+        refused(c.patch::<VmReport>("/vms/db01", &change)),
+        refused(c.patch::<VmReport>("/lanes/db01", &serde_json::json!({"lane": "never"}))),
+        refused(c.patch::<VmReport>("/vms/db01", &serde_json::json!("9".repeat(100_000)))),
+        refused(c.post::<Done>("/stop")),
+        refused(c.post::<Done>("/start")),
+        refused(c.post::<Done>("/status")),
+        refused(c.post::<Done>("/of-a-later-version")),
+    ];
+    for refusal in refusals {
+        assert_eq!(refusal, (403, error(sentence)));
+    }
+    for method in ["PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "get", "X"] {
+        for path in ["/v1/vms/db01", "/v1/stop", "/metrics"] {
+            let text = s.raw(format!("{method} {path} HTTP/1.0\r\n\r\n").as_bytes());
+            assert!(
+                text.starts_with("HTTP/1.0 403") && text.contains(sentence),
+                "{method} {path}: {text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn silent_clients_of_the_read_socket_keep_no_place() {
+    let s = Served::read_only();
+    let silent: Vec<UnixStream> = (0..MAX_CONNECTIONS * 3)
+        .map(|_| UnixStream::connect(&s.socket).unwrap())
+        .collect();
+    assert!(s.client().get::<Status>("/status").is_ok());
+    drop(silent);
 }
