@@ -113,8 +113,10 @@ pub struct Host {
     /// DataNode VMs of this host that other hosts may read.
     pub datanodes: Vec<String>,
     /// Connections that the worker refused since it started: no host in the configuration has that
-    /// key, no valid handshake came, or too many connections were open.
+    /// key, or no valid handshake came.
     pub strangers: u64,
+    /// Connections that the worker refused since it started: too many were open, of one address or in all.
+    pub over_limit: u64,
 }
 
 /// Another host. Counters start with the worker, and cover both directions unless the field says otherwise.

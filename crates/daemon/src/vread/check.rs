@@ -96,6 +96,12 @@ pub fn other_hosts(daemon: Option<&viola_proto::vread::Vread>, config: &Vread) -
             host.strangers
         ));
     }
+    if host.over_limit > 0 {
+        why.push_str(&format!(
+            "; {} connections refused, since too many were open",
+            host.over_limit
+        ));
+    }
     if away.is_empty() {
         return Some(row(RowState::Yes, "yes", why, None));
     }

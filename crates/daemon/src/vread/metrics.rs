@@ -65,6 +65,15 @@ pub fn write(out: &mut Text, vread: &Vread) {
     if let Some(host) = &vread.host {
         out.line(name, &[], host.strangers as f64);
     }
+    let name = "viola_vread_peer_over_limit_total";
+    out.head(
+        name,
+        Kind::Counter,
+        "Connections of other hosts refused because too many were open, of one address or in all",
+    );
+    if let Some(host) = &vread.host {
+        out.line(name, &[], host.over_limit as f64);
+    }
     let name = "viola_vread_reader_bytes_total";
     out.head(name, Kind::Counter, "Bytes read, by DataNode VM");
     for r in readers {

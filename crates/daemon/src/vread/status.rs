@@ -66,6 +66,7 @@ impl Peers {
             listening: self.stat.listening.clone(),
             datanodes: self.pairs.ids().cloned().collect(),
             strangers: self.stat.strangers,
+            over_limit: self.stat.over_limit,
         };
         let peer = |(name, address): &(String, Option<String>)| {
             let counts = self.stat.peers.get(name).cloned().unwrap_or_default();

@@ -88,7 +88,8 @@ pub fn run(kind: Kind) -> Outcome {
             // The first line of the log reads the environment, before the sandbox.
             log::about(Level::Info, &vm, "vread: agent's worker starts");
             sandbox::enter(user, needs, &[]).map_err(|e| Failure::run(chain(&e)))?;
-            agent_worker::run(start, sink(vm))
+            let about = move |level, what| log::about(level, &vm, what);
+            agent_worker::run(start, sink(about))
         }
         WorkerSetup::Reader { vm, uid, user } => {
             let start = reader::Params {
@@ -119,7 +120,7 @@ pub fn run(kind: Kind) -> Outcome {
             };
             log::line(Level::Info, "vread: the worker for other hosts starts");
             enter_sandbox(user, &ports)?;
-            peer::run(start, inbox)
+            peer::run(start, sink(log::line), inbox)
         }
     };
     done.map_err(|e| Failure::run(format!("vread: {e}")))
@@ -161,7 +162,8 @@ fn take_stdin() -> std::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-fn sink(vm: String) -> LogSink {
+/// Writes a worker's lines with `write`.
+fn sink(write: impl Fn(Level, String) + Send + 'static) -> LogSink {
     Box::new(move |level, what| {
         let level = match level {
             Matters::Error => Level::Error,
@@ -169,6 +171,6 @@ fn sink(vm: String) -> LogSink {
             Matters::Notice => Level::Notice,
             Matters::Info => Level::Info,
         };
-        log::about(level, &vm, format!("vread: {what}"));
+        write(level, format!("vread: {what}"));
     })
 }

@@ -134,6 +134,12 @@ fn hosts(host: &Host, peers: &[Peer]) -> String {
             host.strangers
         ));
     }
+    if host.over_limit > 0 {
+        text.push_str(&format!(
+            "{} connections refused: too many were open, of one address or in all\n",
+            host.over_limit
+        ));
+    }
     text
 }
 
@@ -260,6 +266,7 @@ mod tests {
             host: Some(Host {
                 running: true,
                 strangers: 3,
+                over_limit: 2,
                 ..Host::default()
             }),
             peers: vec![
@@ -285,7 +292,8 @@ mod tests {
             "HOST   CONNECTED  INCOMING  READ     SERVED  ADDRESS        WHY\n\
              hostb  yes        no        2.0 KiB  0 B     10.0.0.2:7670\n\
              c      -          yes       0 B      0 B     -\n\
-             3 connections refused: no [[vread.peer]] here has the key of who connected\n"
+             3 connections refused: no [[vread.peer]] here has the key of who connected\n\
+             2 connections refused: too many were open, of one address or in all\n"
         );
         let text = counts(&v);
         assert!(

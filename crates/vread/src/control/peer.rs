@@ -69,9 +69,10 @@ pub struct PeerStat {
     pub images: BTreeMap<String, Vec<u32>>,
     /// Readers of this host that may ask other hosts.
     pub askers: Vec<String>,
-    /// Refused connections: the certificate was unknown, no valid TLS handshake or hello came, or
-    /// too many connections were open.
+    /// Refused connections: the certificate was unknown, or no valid TLS handshake or hello came.
     pub strangers: u64,
+    /// Refused connections: too many were open, of one address or in all.
+    pub over_limit: u64,
     /// Counts by the other host's name.
     pub peers: BTreeMap<String, PeerCounts>,
 }

@@ -20,6 +20,7 @@ use super::hosts::{Host, Hosts, add, decrement};
 use super::requests::FinishedFrames;
 use super::shared_memory::{SLOT_COUNT, SharedMemory};
 use super::tls::Identity;
+use super::versions::Versions;
 use super::wire::{ErrorCode, Located, Message};
 use crate::control::Source;
 use crate::pattern;
@@ -52,6 +53,7 @@ impl Client {
     /// Starts the reader's thread.
     pub(super) fn start(
         identity: &Arc<Identity>,
+        versions: Versions,
         hosts: &Arc<Hosts>,
         reader: String,
         sources: Vec<Source>,
@@ -75,9 +77,11 @@ impl Client {
             retry: now,
             pause: MIN_RECONNECT_DELAY,
             address: 0,
+            only_lowest: false,
         });
         let mut work = ClientThread {
             identity: identity.clone(),
+            versions,
             hosts: hosts.clone(),
             reader,
             socket,
@@ -128,6 +132,8 @@ struct Upstream {
     pause: Duration,
     /// Index of the address to try next.
     address: usize,
+    /// Whether the next hello offers only the lowest version: the host refused all of them together.
+    only_lowest: bool,
 }
 
 impl Upstream {
@@ -148,6 +154,7 @@ impl Upstream {
 
 struct ClientThread {
     identity: Arc<Identity>,
+    versions: Versions,
     hosts: Arc<Hosts>,
     reader: String,
     socket: OwnedFd,
@@ -237,7 +244,11 @@ impl ClientThread {
             }
             let address = host.addresses[upstream.address % host.addresses.len()];
             upstream.address += 1;
-            match Connection::open(&self.identity, &host, address, &self.reader) {
+            let versions = match upstream.only_lowest {
+                true => self.versions.only_lowest(),
+                false => self.versions,
+            };
+            match Connection::open(&self.identity, &host, address, &self.reader, versions) {
                 Ok(line) => upstream.line = Some(Box::new(line)),
                 Err(e) => self.disconnect(at, &e.to_string()),
             }
@@ -273,6 +284,7 @@ impl ClientThread {
         };
         let done = line.work(&self.memory);
         let answers = line.answers();
+        let refused = line.refused();
         if line.welcomed() && !upstream.ready {
             upstream.ready = true;
             upstream.pause = MIN_RECONNECT_DELAY;
@@ -283,6 +295,9 @@ impl ClientThread {
             self.answer(at, pending, answer);
         }
         if let Err(e) = done {
+            let upstream = &mut self.upstreams[at];
+            // After a second refusal all versions again: the host may run another program by then.
+            upstream.only_lowest = refused && !upstream.only_lowest;
             self.disconnect(at, &e.to_string());
         }
     }

@@ -15,7 +15,8 @@ use super::hosts::{Host, add};
 use super::shared_memory::SharedMemory;
 use super::tls::Identity;
 use super::tls_channel::{ChannelError, TlsChannel};
-use super::wire::{ErrorCode, Located, MAX_OUTSTANDING, Message, ProtocolError, WIRE_VERSION};
+use super::versions::Versions;
+use super::wire::{ErrorCode, Located, MAX_OUTSTANDING, Message, ProtocolError};
 
 /// Time limit for the host's welcome.
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(3);
@@ -57,11 +58,26 @@ pub(super) struct Connection {
     next: u64,
 }
 
-#[derive(Default)]
 struct State {
+    /// What this host offers.
+    versions: Versions,
     welcomed: bool,
+    /// Whether the host speaks none of the versions.
+    refused: bool,
     pending: HashMap<u64, Pending>,
     answers: Vec<(Pending, Answer)>,
+}
+
+impl State {
+    fn new(versions: Versions) -> Self {
+        Self {
+            versions,
+            welcomed: false,
+            refused: false,
+            pending: HashMap::new(),
+            answers: Vec::new(),
+        }
+    }
 }
 
 impl AsFd for Connection {
@@ -91,13 +107,14 @@ impl Connection {
         host: &Host,
         address: SocketAddr,
         reader: &str,
+        versions: Versions,
     ) -> Result<Self, ChannelError> {
         let connection = identity
             .connect(host.fingerprints.clone())
             .map_err(io::Error::other)?;
         let mut channel = TlsChannel::client(connect_socket(address)?, connection);
         let hello = Message::Hello {
-            version: WIRE_VERSION,
+            versions,
             reader: reader.into(),
         };
         let mut frame = Vec::new();
@@ -107,7 +124,7 @@ impl Connection {
         let mut line = Self {
             channel,
             frames: FrameParser::default(),
-            state: State::default(),
+            state: State::new(versions),
             begun: now,
             last: now,
             pinged: None,
@@ -120,6 +137,11 @@ impl Connection {
     /// Whether the host has said welcome.
     pub(super) fn welcomed(&self) -> bool {
         self.state.welcomed
+    }
+
+    /// Whether the host speaks none of the versions that this one has offered.
+    pub(super) fn refused(&self) -> bool {
+        self.state.refused
     }
 
     pub(super) fn wants_write(&self) -> bool {
@@ -214,11 +236,16 @@ impl FrameSink for AnswerSink<'_> {
         let unexpected = ProtocolError("an answer without a request");
         if !self.state.welcomed {
             return match message {
-                Message::Welcome { version } if version == WIRE_VERSION && id == 0 => {
+                Message::Welcome { version }
+                    if self.state.versions.contains(version) && id == 0 =>
+                {
                     self.state.welcomed = true;
                     Ok(())
                 }
-                Message::Failed(_) => Err(ProtocolError("the host has another protocol version")),
+                Message::Failed(_) => {
+                    self.state.refused = true;
+                    Err(ProtocolError("the host has another protocol version"))
+                }
                 _ => Err(unexpected),
             };
         }
@@ -279,7 +306,7 @@ pub(crate) fn take_answers(bytes: &[u8], cut: usize, memory: &SharedMemory) -> u
         pending: (1..=8)
             .map(|id| (id, if id < 5 { read(id) } else { Pending::Find(id) }))
             .collect(),
-        answers: Vec::new(),
+        ..State::new(super::versions::VERSIONS)
     };
     let mut frames = FrameParser::default();
     for part in bytes.chunks(cut.max(1)) {

@@ -94,6 +94,7 @@ mod tests {
     use proptest::prelude::*;
     use viola_proto::agent::BlockKey;
 
+    use super::super::versions::{VERSIONS, Versions};
     use super::super::wire::*;
     use super::*;
 
@@ -123,7 +124,13 @@ mod tests {
     fn message() -> impl Strategy<Value = Message> {
         let name = "[a-z0-9@:é]{0,60}";
         prop_oneof![
-            (any::<u16>(), name).prop_map(|(version, reader)| Message::Hello { version, reader }),
+            (1..=u8::MAX, any::<u8>(), name).prop_map(|(lowest, other, reader)| Message::Hello {
+                versions: Versions {
+                    lowest,
+                    highest: lowest.max(other),
+                },
+                reader,
+            }),
             key().prop_map(|key| Message::Find { key }),
             (key(), any::<bool>(), any::<u32>(), 1..=MAX_READ).prop_map(
                 |(key, meta, offset, length)| Message::Read {
@@ -235,7 +242,8 @@ mod tests {
     fn a_long_name_is_cut_where_a_letter_ends() {
         let mut bytes = Vec::new();
         let reader = "é".repeat(150);
-        Message::Hello { version: 1, reader }.encode(1, &mut bytes);
+        let versions = VERSIONS;
+        Message::Hello { versions, reader }.encode(1, &mut bytes);
         let mut taken = Taken::default();
         FrameParser::default().feed(&bytes, &mut taken).unwrap();
         assert!(matches!(&taken.0[0].1, Message::Hello { reader, .. } if reader.len() == 200));

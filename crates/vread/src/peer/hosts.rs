@@ -140,6 +140,7 @@ pub(super) struct Hosts {
     /// Fingerprints of accepted client certificates.
     pub(super) pins: Pins,
     pub(super) strangers: AtomicU64,
+    pub(super) over_limit: AtomicU64,
 }
 
 impl Hosts {

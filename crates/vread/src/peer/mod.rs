@@ -9,9 +9,11 @@
 //! | module | does |
 //! |---|---|
 //! | `wire`, `frames` | the messages between hosts, and the parser of the stream |
+//! | `versions` | which version of the protocol a connection has |
 //! | `tls`, `tls_channel` | pinned certificates; a non-blocking TLS connection |
 //! | `hosts` | the other hosts, their grants and counts |
 //! | `server`, `requests` | answers other hosts |
+//! | `places` | how many connections an address may have |
 //! | `client`, `connection` | asks other hosts for one reader; a connection to one of them |
 //! | `datagram`, `shared_memory` | between a reader worker and the peer worker |
 //! | `worker` | the daemon's orders |
@@ -21,6 +23,7 @@ pub(crate) mod connection;
 pub(crate) mod datagram;
 pub(crate) mod frames;
 mod hosts;
+mod places;
 mod requests;
 mod server;
 pub(crate) mod shared_memory;
@@ -28,6 +31,7 @@ pub(crate) mod shared_memory;
 mod tests;
 mod tls;
 mod tls_channel;
+mod versions;
 pub(crate) mod wire;
 mod worker;
 

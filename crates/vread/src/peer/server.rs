@@ -7,8 +7,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -18,17 +17,17 @@ use viola_proto::agent::BlockKey;
 
 use super::frames::{FrameParser, FrameSink};
 use super::hosts::{Host, Hosts, add, decrement};
+use super::places::{MAX_LINKS, Places, Source};
 use super::requests::{FinishedFrames, Job, Request, Requester};
 use super::tls;
 use super::tls_channel::{ChannelError, TlsChannel};
-use super::wire::{ErrorCode, MAX_OUTSTANDING, Message, ProtocolError, WIRE_VERSION};
+use super::versions::Versions;
+use super::wire::{ErrorCode, MAX_OUTSTANDING, Message, ProtocolError};
+use crate::journal::{Journal, Level, LogSink};
+use crate::lock::lock;
 use crate::poll;
 use crate::reader::{Pool, Service};
 
-/// Maximum connections. Together with the pool's threads they do not exceed the hazard cells.
-const MAX_LINKS: usize = 48;
-/// Maximum connections that have not said hello.
-const MAX_UNAUTHENTICATED: usize = 16;
 /// Threads that may wait for disks and agent workers.
 const POOL_THREADS: usize = 8;
 /// Maximum bytes of answers of one connection in memory, without the last answer.
@@ -50,9 +49,10 @@ pub(super) struct Server {
     pub(super) service: Arc<Service>,
     pub(super) hosts: Arc<Hosts>,
     tls: Arc<ServerConfig>,
+    versions: Versions,
     pool: Pool<Job>,
-    links: AtomicUsize,
-    strangers: AtomicUsize,
+    places: Mutex<Places>,
+    journal: Mutex<Journal>,
 }
 
 impl Server {
@@ -60,28 +60,30 @@ impl Server {
         service: Arc<Service>,
         hosts: Arc<Hosts>,
         tls: Arc<ServerConfig>,
+        versions: Versions,
+        sink: LogSink,
     ) -> io::Result<Self> {
         let limit = MAX_LINKS * MAX_OUTSTANDING;
         Ok(Self {
             service,
             hosts,
             tls,
+            versions,
             pool: Pool::new(POOL_THREADS, limit, Job::work)?,
-            links: AtomicUsize::new(0),
-            strangers: AtomicUsize::new(0),
+            places: Mutex::default(),
+            journal: Mutex::new(Journal::new(sink)),
         })
     }
 
     /// Accepts connections, without end.
     pub(super) fn listen(self: &Arc<Self>, listener: &TcpListener) {
         loop {
-            let Ok((socket, _)) = listener.accept() else {
+            let Ok((socket, address)) = listener.accept() else {
                 // Usually no descriptor is free; one becomes free when a connection closes.
                 std::thread::sleep(POLL_INTERVAL);
                 continue;
             };
-            let Some(admission) = Admission::admit(self) else {
-                add(&self.hosts.strangers, 1);
+            let Some(admission) = Admission::admit(self, address.ip().into()) else {
                 continue;
             };
             let thread = std::thread::Builder::new().name("peer-in".into());
@@ -94,25 +96,36 @@ impl Server {
     }
 }
 
-/// A connection's share of the two limits: [`MAX_UNAUTHENTICATED`] until hello, [`MAX_LINKS`] always.
+/// A connection's place.
 struct Admission {
     server: Arc<Server>,
+    source: Source,
     known: Option<Arc<Host>>,
 }
 
 impl Admission {
-    fn admit(server: &Arc<Server>) -> Option<Self> {
-        let admission = Self {
+    /// A place for a connection; `None`, with a line in the journal, when one of the limits is reached.
+    fn admit(server: &Arc<Server>, source: Source) -> Option<Self> {
+        let admitted = lock(&server.places).admit(source);
+        if let Err(full) = admitted {
+            add(&server.hosts.over_limit, 1);
+            lock(&server.journal).log_limited(
+                Instant::now(),
+                Level::Warning,
+                "over limit",
+                &format!("a connection from {source} is refused: {full}"),
+            );
+            return None;
+        }
+        Some(Self {
             server: server.clone(),
+            source,
             known: None,
-        };
-        let links = server.links.fetch_add(1, Ordering::SeqCst);
-        let strangers = server.strangers.fetch_add(1, Ordering::SeqCst);
-        (links < MAX_LINKS && strangers < MAX_UNAUTHENTICATED).then_some(admission)
+        })
     }
 
     fn authenticate(&mut self, host: Arc<Host>) {
-        self.server.strangers.fetch_sub(1, Ordering::SeqCst);
+        lock(&self.server.places).authenticate(self.source);
         add(&host.counts.links_in, 1);
         self.known = Some(host);
     }
@@ -120,10 +133,9 @@ impl Admission {
 
 impl Drop for Admission {
     fn drop(&mut self) {
-        self.server.links.fetch_sub(1, Ordering::SeqCst);
-        match &self.known {
-            Some(host) => decrement(&host.counts.links_in),
-            None => drop(self.server.strangers.fetch_sub(1, Ordering::SeqCst)),
+        lock(&self.server.places).leave(self.source, self.known.is_some());
+        if let Some(host) = &self.known {
+            decrement(&host.counts.links_in);
         }
     }
 }
@@ -264,7 +276,7 @@ impl Link {
     fn take(&mut self, id: u64, message: Message) -> Result<(), ChannelError> {
         if self.requester.is_none() {
             return match message {
-                Message::Hello { version, reader } => self.welcome(id, version, &reader),
+                Message::Hello { versions, reader } => self.welcome(id, versions, &reader),
                 _ => Err(ProtocolError("no hello").into()),
             };
         }
@@ -296,29 +308,24 @@ impl Link {
         self.channel.send(frame);
     }
 
-    fn welcome(&mut self, id: u64, version: u16, reader: &str) -> Result<(), ChannelError> {
+    fn welcome(&mut self, id: u64, theirs: Versions, reader: &str) -> Result<(), ChannelError> {
         // The handshake has checked the certificate; the host may have been removed since.
         let known = self.channel.peer();
         let hosts = &self.admission.server.hosts;
         let host = known
             .and_then(|fingerprint| hosts.by_fingerprint(fingerprint))
             .ok_or(ProtocolError("the certificate was removed"))?;
-        if version != WIRE_VERSION {
+        let Some(version) = self.admission.server.versions.common(theirs) else {
             self.send(id, &Message::Failed(ErrorCode::Refused));
             self.channel.flush()?;
-            return Err(ProtocolError("another version").into());
-        }
+            return Err(ProtocolError("no common version").into());
+        };
         self.admission.authenticate(host.clone());
         self.requester = Some(Requester {
             host,
             reader: reader.into(),
         });
-        self.send(
-            id,
-            &Message::Welcome {
-                version: WIRE_VERSION,
-            },
-        );
+        self.send(id, &Message::Welcome { version });
         Ok(())
     }
 

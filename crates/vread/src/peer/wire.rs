@@ -13,11 +13,11 @@
 //!
 //! | kind | after the 16 bytes |
 //! |---|---|
-//! | 1 hello | version (2), name of the reader |
+//! | 1 hello | lowest version (1), highest version (1; 0 for the lowest one), name of the reader |
 //! | 2 find | block |
 //! | 3 read | offset (8), length (4), 0 data or 1 checksums (1), block |
 //! | 4 ping | |
-//! | 129 welcome | version (2) |
+//! | 129 welcome | version of the connection (2) |
 //! | 130 found | length of the data (8), of the checksums (8), identity and plain name of the DataNode VM |
 //! | 131 data | the bytes |
 //! | 132 pong | |
@@ -25,11 +25,15 @@
 //! A block consists of its number (8), its generation stamp (8) and the name of its pool. A name consists of its
 //! length (1) and its bytes. Answers come in any order. Hello comes first and once; an answer with a code has no
 //! body. A host closes a connection that violates the protocol.
+//!
+//! The connection has the highest version that both hosts speak; the host that answers chooses it, or refuses when there is
+//! none. The first release compares the two bytes of hello with (1, 0). So a host whose hello with several versions is
+//! refused says hello again with its lowest version alone.
 
 use viola_proto::agent::BlockKey;
 
-/// Protocol version; raise it when an older program would misread a frame.
-pub const WIRE_VERSION: u16 = 1;
+use super::versions::Versions;
+
 /// Maximum length of a read, bytes.
 pub const MAX_READ: u32 = 1 << 20;
 /// Maximum unanswered requests of a connection.
@@ -114,8 +118,8 @@ pub struct Located {
 pub enum Message {
     /// The first frame of a connection.
     Hello {
-        /// [`WIRE_VERSION`] of the asking host.
-        version: u16,
+        /// What the asking host speaks.
+        versions: Versions,
         /// The reader on whose behalf the host asks.
         reader: String,
     },
@@ -139,7 +143,7 @@ pub enum Message {
     Ping,
     /// The answer to hello.
     Welcome {
-        /// [`WIRE_VERSION`] of the host that answers.
+        /// The connection's version.
         version: u16,
     },
     /// The answer to find.
@@ -197,8 +201,8 @@ impl Message {
         let start = out.len();
         out.extend_from_slice(&[0; HEADER]);
         let (kind, code) = match self {
-            Self::Hello { version, reader } => {
-                out.extend_from_slice(&version.to_le_bytes());
+            Self::Hello { versions, reader } => {
+                out.extend_from_slice(&versions.encode());
                 encode_name(out, reader);
                 (HELLO, 0)
             }
@@ -294,7 +298,7 @@ impl Header {
         let mut rest = Cursor(body);
         let message = match self.kind {
             HELLO => Message::Hello {
-                version: rest.u16()?,
+                versions: Versions::decode(rest.take()?),
                 reader: rest.name()?,
             },
             FIND => Message::Find { key: rest.key()? },

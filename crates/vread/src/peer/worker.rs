@@ -13,8 +13,10 @@ use super::client::Client;
 use super::hosts::Hosts;
 use super::server::Server;
 use super::tls::Identity;
+use super::versions::{VERSIONS, Versions};
 use crate::control::{Inbox, Order, PeerStat, Report, Role};
 use crate::hazard::Cells;
+use crate::journal::LogSink;
 use crate::reader::{Service, change_datanodes, end_on_panic, two};
 
 /// What the daemon gives a peer worker at its start.
@@ -32,25 +34,31 @@ pub struct Params {
     pub hazards: File,
 }
 
-/// Serves and asks other hosts until the daemon orders the worker to quit.
+/// Serves and asks other hosts until the daemon orders the worker to quit. `sink` gets the log lines.
 ///
 /// The process must be the worker's own: a panic in any thread ends it.
 ///
 /// # Errors
 /// When a parameter is invalid, a thread cannot start, or `poll` fails.
-pub fn run(params: Params, inbox: Inbox) -> io::Result<()> {
+pub fn run(params: Params, sink: LogSink, inbox: Inbox) -> io::Result<()> {
     end_on_panic();
-    work(params, inbox)
+    work(params, VERSIONS, sink, inbox)
 }
 
-pub(super) fn work(params: Params, mut inbox: Inbox) -> io::Result<()> {
-    let mut worker = Worker::new(params)?;
+pub(super) fn work(
+    params: Params,
+    versions: Versions,
+    sink: LogSink,
+    mut inbox: Inbox,
+) -> io::Result<()> {
+    let mut worker = Worker::new(params, versions, sink)?;
     inbox.serve(|order, fds| worker.execute(order, fds))
 }
 
 struct Worker {
     host: String,
     identity: Arc<Identity>,
+    versions: Versions,
     hosts: Arc<Hosts>,
     service: Arc<Service>,
     listening: Vec<String>,
@@ -58,7 +66,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn new(params: Params) -> io::Result<Self> {
+    fn new(params: Params, versions: Versions, sink: LogSink) -> io::Result<Self> {
         let identity = Identity::new(&params.certificate, &params.key).map_err(io::Error::other)?;
         let cells = Cells::map(&params.hazards)?;
         if cells.count() < crate::hazard::MAX_CELLS {
@@ -67,7 +75,13 @@ impl Worker {
         let service = Arc::new(Service::new(cells));
         let hosts = Arc::new(Hosts::default());
         let tls = identity.server(&hosts.pins).map_err(io::Error::other)?;
-        let server = Arc::new(Server::new(service.clone(), hosts.clone(), tls)?);
+        let server = Arc::new(Server::new(
+            service.clone(),
+            hosts.clone(),
+            tls,
+            versions,
+            sink,
+        )?);
         let mut listening = Vec::new();
         for listener in params.listeners {
             let listener = TcpListener::from(listener);
@@ -81,6 +95,7 @@ impl Worker {
         Ok(Self {
             host: params.host,
             identity: Arc::new(identity),
+            versions,
             hosts,
             service,
             listening,
@@ -104,6 +119,7 @@ impl Worker {
                 self.clients.remove(&reader);
                 let client = Client::start(
                     &self.identity,
+                    self.versions,
                     &self.hosts,
                     reader.clone(),
                     sources,
@@ -133,6 +149,7 @@ impl Worker {
             images: service.images,
             askers: askers.map(|(name, _)| name.clone()).collect(),
             strangers: self.hosts.strangers.load(Ordering::Relaxed),
+            over_limit: self.hosts.over_limit.load(Ordering::Relaxed),
             peers: self.hosts.snapshot(),
         }
     }

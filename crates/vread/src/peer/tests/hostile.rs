@@ -2,7 +2,8 @@
 //! Hosts with a wrong identity, or that violate the protocol.
 
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -13,6 +14,7 @@ use super::super::frames::{FrameParser, FrameSink};
 use super::super::hosts::Hosts;
 use super::super::tls::{Identity, accept, parse_fingerprint};
 use super::super::tls_channel::{ChannelError, TlsChannel};
+use super::super::versions::{VERSIONS, Versions};
 use super::super::wire::*;
 use super::datanode::*;
 use super::reader::*;
@@ -41,7 +43,10 @@ impl FrameSink for ReceivedMessages {
 
 impl RawPeer {
     fn to(address: SocketAddr, id: &KeyPair, other: &str) -> Self {
-        let socket = TcpStream::connect(address).unwrap();
+        Self::over(TcpStream::connect(address).unwrap(), id, other)
+    }
+
+    fn over(socket: TcpStream, id: &KeyPair, other: &str) -> Self {
         socket.set_nonblocking(true).unwrap();
         let identity = Identity::new(&id.certificate, &id.key).unwrap();
         let pins = [parse_fingerprint(other).unwrap()].into_iter().collect();
@@ -105,7 +110,7 @@ impl RawPeer {
         self.send(
             0,
             &Message::Hello {
-                version: WIRE_VERSION,
+                versions: VERSIONS,
                 reader: "client1".into(),
             },
         );
@@ -180,7 +185,10 @@ fn only_connections_that_violate_the_protocol_are_closed() {
     old.send(
         0,
         &Message::Hello {
-            version: 999,
+            versions: Versions {
+                lowest: 200,
+                highest: 201,
+            },
             reader: "client1".into(),
         },
     );
@@ -192,7 +200,8 @@ fn only_connections_that_violate_the_protocol_are_closed() {
     let violations: [Violation<'_>; 4] = [
         &|peer| {
             let reader = "client2".into();
-            peer.send(1, &Message::Hello { version: 1, reader });
+            let versions = VERSIONS;
+            peer.send(1, &Message::Hello { versions, reader });
         },
         &|peer| peer.send(1, &Message::Pong),
         &|peer| peer.channel.send(vec![0xa5; 4096]),
@@ -232,6 +241,45 @@ fn only_connections_that_violate_the_protocol_are_closed() {
 }
 
 #[test]
+fn silent_connections_of_one_address_leave_places_to_others() {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let to = lines.clone();
+    let b = Host::with(
+        "b",
+        VERSIONS,
+        Box::new(move |_, line| to.lock().unwrap().push(line.to_owned())),
+    );
+    let a = KeyPair::new();
+    b.set_peers(vec![spec("a", a.fingerprint(), None, vec![])]);
+    let silent: Vec<_> = (0..64)
+        .map(|_| TcpStream::connect(b.address).unwrap())
+        .collect();
+    wait_until("most are refused", || b.stat().over_limit == 64 - 8);
+    let lines = lines.lock().unwrap().clone();
+    assert_eq!(
+        lines,
+        ["a connection from 127.0.0.1 is refused: 8 of its connections have not said hello"]
+    );
+    // Another address is still served.
+    let socket = from(Ipv4Addr::new(127, 0, 0, 2), b.address);
+    let mut peer = RawPeer::over(socket, &a, &b.id.fingerprint());
+    peer.hello();
+    // So is the first one, once its silent connections are closed.
+    drop(silent);
+    wait_until("there is room again", || b.stat().strangers == 8);
+    RawPeer::to(b.address, &a, &b.id.fingerprint()).hello();
+}
+
+/// A connection from an address of this host.
+fn from(address: Ipv4Addr, to: SocketAddr) -> TcpStream {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&socket, &SocketAddr::from((address, 0))).unwrap();
+    connect(&socket, &to).unwrap();
+    socket.into()
+}
+
+#[test]
 fn unread_answers_cost_bounded_memory() {
     let (a, b, _datanode, reader) = two_hosts();
     reader.wait();
@@ -260,10 +308,19 @@ fn unread_answers_cost_bounded_memory() {
     reader.queue().open_retrying(2, false);
 }
 
+/// The answer of the first release to hello.
+fn first_release(versions: Versions) -> Message {
+    match (versions.lowest, versions.highest) {
+        (1, 1) => Message::Welcome { version: 1 },
+        _ => Message::Failed(ErrorCode::Refused),
+    }
+}
+
 /// A host that answers as the test wants.
 fn answers(
     id: &KeyPair,
     other: &str,
+    welcome: fn(Versions) -> Message,
     answer: impl Fn(&mut RawPeer, u64, &Message) + Send + 'static,
 ) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -280,8 +337,8 @@ fn answers(
             while peer.turn().is_ok() {
                 for (id, message) in std::mem::take(&mut peer.received.0) {
                     match message {
-                        Message::Hello { version, .. } => {
-                            peer.send(id, &Message::Welcome { version });
+                        Message::Hello { versions, .. } => {
+                            peer.send(id, &welcome(versions));
                         }
                         Message::Ping => peer.send(id, &Message::Pong),
                         message => answer(&mut peer, id, &message),
@@ -291,6 +348,20 @@ fn answers(
         }
     });
     address
+}
+
+#[test]
+fn a_host_of_several_versions_reads_from_the_first_release() {
+    let a = Host::speaking("a", 1, 3);
+    let b = KeyPair::new();
+    let address = answers(&b, &a.id.fingerprint(), first_release, |peer, id, _| {
+        peer.send(id, &Message::Failed(ErrorCode::Unknown))
+    });
+    a.set_peers(vec![spec("b", b.fingerprint(), Some(address), vec![])]);
+    let _reader = Reader::new(&a, "client1", &["b"]);
+    wait_until("they are connected", || {
+        counts(&a.stat(), "b").links_out == 1
+    });
 }
 
 #[test]
@@ -321,6 +392,7 @@ fn a_connection_with_invalid_answers_is_closed_at_once() {
         let address = answers(
             &b,
             &a.id.fingerprint(),
+            first_release,
             move |peer, id, message| match message {
                 Message::Find { .. } => peer.send(id, &located(1 << 20)),
                 _ => reply(peer, id),
@@ -342,9 +414,14 @@ fn a_connection_with_invalid_answers_is_closed_at_once() {
     }
     // A length that no file has.
     let (a, b) = (Host::new("a"), KeyPair::new());
-    let address = answers(&b, &a.id.fingerprint(), move |peer, id, _| {
-        peer.send(id, &located(u64::MAX));
-    });
+    let address = answers(
+        &b,
+        &a.id.fingerprint(),
+        first_release,
+        move |peer, id, _| {
+            peer.send(id, &located(u64::MAX));
+        },
+    );
     a.set_peers(vec![spec("b", b.fingerprint(), Some(address), vec![])]);
     let reader = Reader::new(&a, "client1", &["b"]);
     wait_until("it is connected", || counts(&a.stat(), "b").links_out == 1);

@@ -58,6 +58,37 @@ fn a_block_of_another_host_is_read_byte_for_byte() {
 }
 
 #[test]
+fn an_upgraded_host_and_an_older_one_read_from_each_other() {
+    // The first of each pair asks, the second serves.
+    for (asks, serves) in [((1, 2), (1, 1)), ((1, 1), (1, 2)), ((1, 2), (2, 3))] {
+        let host = |name, (lowest, highest)| Host::speaking(name, lowest, highest);
+        let (_a, _b, _datanode, reader) =
+            connect_hosts(host("a", asks), host("b", serves), |address| address);
+        reader.wait();
+        let queue = reader.queue();
+        let (node, _) = queue.open_retrying(1, false);
+        assert!(
+            queue.read_retrying(node, 0, 1 << 20) == expected(1, false)[..1 << 20],
+            "{asks:?} {serves:?}"
+        );
+    }
+}
+
+#[test]
+fn hosts_without_a_common_version_say_so() {
+    let (a, _b, _datanode, _reader) = connect_hosts(
+        Host::speaking("a", 1, 1),
+        Host::speaking("b", 2, 3),
+        |address| address,
+    );
+    wait_until("the reason is known", || {
+        counts(&a.stat(), "b")
+            .why
+            .contains("the host has another protocol version")
+    });
+}
+
+#[test]
 fn many_threads_read_anywhere_and_get_the_right_bytes() {
     let (_a, _b, _datanode, reader) = two_hosts();
     reader.wait();

@@ -39,7 +39,7 @@ fn worker() {
         listeners: fds.collect(),
     };
     sandbox::enter(user, Profile::Peer, &ports).unwrap();
-    run(params, inbox).unwrap();
+    run(params, Box::new(|_, _| {}), inbox).unwrap();
 }
 
 fn status(host: &Host) -> String {

@@ -9,11 +9,13 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use super::super::fingerprint;
+use super::super::versions::{VERSIONS, Versions};
 use super::super::worker::{Params, work};
 use crate::control::{
     Control, Grant, Inbox, Order, PeerSpec, PeerStat, Report, Secret, WorkerSetup, socket_pair,
 };
 use crate::hazard;
+use crate::journal::LogSink;
 
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -61,6 +63,16 @@ impl Drop for Host {
 
 impl Host {
     pub fn new(name: &str) -> Self {
+        Self::with(name, VERSIONS, Box::new(|_, _| {}))
+    }
+
+    /// A worker that speaks these versions of the protocol.
+    pub fn speaking(name: &str, lowest: u8, highest: u8) -> Self {
+        Self::with(name, Versions { lowest, highest }, Box::new(|_, _| {}))
+    }
+
+    /// A worker on a thread, with its log lines.
+    pub fn with(name: &str, versions: Versions, sink: LogSink) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (id, hazards) = (KeyPair::new(), shared_file());
@@ -73,7 +85,15 @@ impl Host {
             hazards: hazards.try_clone().unwrap(),
         };
         let (ours, theirs) = socket_pair().unwrap();
-        std::thread::spawn(move || work(params, Inbox::single(Control::from_fd(theirs))).unwrap());
+        std::thread::spawn(move || {
+            work(
+                params,
+                versions,
+                sink,
+                Inbox::single(Control::from_fd(theirs)),
+            )
+            .unwrap();
+        });
         Self {
             control: Control::from_fd(ours),
             address,
