@@ -3,6 +3,7 @@
 //!
 //! Real-time classes ignore both; a scheduler that gives VMs real-time priorities must enforce them itself.
 
+mod members;
 mod mounts;
 mod place;
 mod rt;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::HostError;
 use crate::thread::Tid;
 
+pub use members::members;
 pub use mounts::Mounts;
 use place::{min_of, parent};
 pub use rt::RtBlock;

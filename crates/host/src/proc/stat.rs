@@ -22,6 +22,8 @@ pub struct Stat {
     pub state: char,
     /// Parent process (4).
     pub ppid: Tid,
+    /// Session (6): the number of the process that made it, 0 for kernel threads.
+    pub session: Tid,
     /// Kernel flags of the task (9).
     pub flags: u32,
     /// Nice value, -20..=19 (19).
@@ -70,6 +72,8 @@ impl Stat {
             comm,
             state: field(3)?.chars().next()?,
             ppid: field(4)?.parse().ok()?,
+            // -1 for a thread that is ending.
+            session: Tid::try_from(field(6)?.parse::<i64>().ok()?).unwrap_or(0),
             flags: field(9)?.parse().ok()?,
             nice: field(19)?.parse().ok()?,
             threads: field(20)?.parse().ok()?,
@@ -116,6 +120,7 @@ mod tests {
             (stat.tid, stat.comm.as_str(), stat.state, stat.ppid),
             (9384, "lp", 'S', 9376)
         );
+        assert_eq!(stat.session, 9384);
         assert_eq!(
             (stat.flags, stat.nice, stat.threads, stat.start_time),
             (256, -5, 3, 158_530)
