@@ -370,6 +370,7 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 	struct thread *p = bpf_task_storage_get(&threads, parent, 0, 0);
 	struct core_ctl *ctl;
 	struct thread *c;
+	u64 wake;
 	u32 cpu;
 
 	if (!p || p->vm == NO_VM)
@@ -384,8 +385,10 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 	c->vcpu = p->vcpu;
 	cpu = bpf_get_smp_processor_id();
 	ctl = bpf_map_lookup_elem(&core_ctls, &cpu);
+	/* With SCHED_RESET_ON_FORK the child begins in the fair class, where it would wait behind all VMs until the next step. */
+	wake = child->policy != parent->policy ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
 	if (ctl && ctl->managed)
-		send_event(cpu, EVENT_FORK, p->vm, p->account, child->pid, bpf_ktime_get_ns(), BPF_RB_NO_WAKEUP);
+		send_event(cpu, EVENT_FORK, p->vm, p->account, child->pid, bpf_ktime_get_ns(), wake);
 	return 0;
 }
 

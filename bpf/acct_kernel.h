@@ -11,6 +11,7 @@ struct task_struct {
 	struct thread_info thread_info;
 	int on_cpu;
 	int pid;
+	unsigned int policy;
 } __attribute__((preserve_access_index));
 
 struct ns_common {

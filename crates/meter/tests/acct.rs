@@ -7,7 +7,9 @@ mod support;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use support::{Process, SPIN, nap};
+use viola_host::attrs::{self, SchedAttr};
 use viola_meter::acct::{Acct, CoreView, EventKind, Ring, Role};
 
 #[test]
@@ -64,6 +66,33 @@ fn a_forked_thread_belongs_to_its_vm_and_is_reported() {
     assert!(view.vm(3).used > 0);
     assert!(view.vm(3).wakes > 0);
     assert_eq!(view.lost(), 0);
+}
+
+#[test]
+fn a_child_that_begins_in_the_fair_class_wakes_the_controller() {
+    let mut acct = Acct::load().unwrap();
+    let fds = acct.prepare_core(1).unwrap();
+    let view = CoreView::open(fds.core_vms.as_fd(), fds.core_ctls.as_fd(), 1, acct.cpus()).unwrap();
+    let mut ring = Ring::open(fds.ring.as_fd()).unwrap();
+    view.set_managed(true);
+    let parent = Process::start("while :; do sleep 0.3; done");
+    nap(50);
+    let alone = SchedAttr {
+        flags: attrs::RESET_ON_FORK,
+        ..SchedAttr::fifo(18)
+    };
+    let _ = attrs::set(parent.tid() as u32, &alone).unwrap();
+    assert!(acct.enrol(parent.tid(), 3, 20, Role::Vcpu).unwrap());
+    for _ in 0..3 {
+        while ring.pop().is_some() {}
+        let begin = Instant::now();
+        // Without a wake-up it would sleep until the timeout.
+        let mut poll = [PollFd::from_borrowed_fd(fds.ring.as_fd(), PollFlags::IN)];
+        let timeout = Timespec::try_from(Duration::from_secs(10)).unwrap();
+        assert_eq!(rustix::event::poll(&mut poll, Some(&timeout)).unwrap(), 1);
+        assert!(begin.elapsed() < Duration::from_secs(5));
+        assert_eq!(ring.pop().unwrap().kind, EventKind::Fork);
+    }
 }
 
 #[test]

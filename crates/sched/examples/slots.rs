@@ -94,6 +94,7 @@ fn run(
     for (i, (vm, class)) in vms.iter().zip(classes).enumerate() {
         cores.vms.push(VmPlan {
             hold_cpu: None,
+            resets_on_fork: false,
             params: Params {
                 id: i as u32,
                 class,

@@ -55,6 +55,9 @@ pub struct VmPlan {
     pub sees_packets: bool,
     /// Its threads on this core.
     pub threads: Vec<ThreadPlan>,
+    /// Whether what its threads fork begins in the fair class (SCHED_RESET_ON_FORK) and gets a priority only from the controller.
+    /// Not for UML: the guest's kernel forks guest processes, which it waits for.
+    pub resets_on_fork: bool,
     /// On a core of a pool: the number of its regular vCPUs on this core, and on all cores.
     pub regular_vcpus: (u32, u32),
     /// For a VM whose turbo vCPU is on this core: a regular core of it, on which the turbo vCPU is held, below all others, while

@@ -111,6 +111,7 @@ fn plan(place: Place, stands: &[StandIn], vms: &[Vm], index: impl Fn(&Vm) -> u32
                 index: index(vm),
                 pid: vm.pid as i32,
                 sees_packets: false,
+                resets_on_fork: false,
                 threads: threads.iter().map(|tid| planned(*tid)).collect(),
                 regular_vcpus: (u32::from(!turbo), 1),
                 hold_cpu: turbo.then_some(place.regular),

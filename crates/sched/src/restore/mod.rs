@@ -127,6 +127,8 @@ pub fn restore_vm(saved: &SavedVm) -> Result<usize, RestoreError> {
 pub fn restore_vms(vms: &[SavedVm]) -> Result<usize, RestoreError> {
     let mut done = 0;
     let mut left = Vec::new();
+    // Each once: a CPU that is offline now keeps an affinity from being what it was.
+    let mut moved = BTreeSet::new();
     for pass in 0..MAX_PASSES {
         left.clear();
         let mut failed = None;
@@ -154,9 +156,15 @@ pub fn restore_vms(vms: &[SavedVm]) -> Result<usize, RestoreError> {
             }
             let mut changed = 0;
             for tid in threads {
-                match vm.restore_thread(tid) {
+                match vm.restore_attr(tid) {
                     Ok(n) => changed += n,
                     Err(e) => failed = Some(e),
+                }
+                if vm.pinned && moved.insert(tid) {
+                    match vm.restore_affinity(tid) {
+                        Ok(n) => done += n,
+                        Err(e) => failed = Some(e),
+                    }
                 }
             }
             if changed > 0 {
@@ -211,18 +219,17 @@ pub fn restore_slices(saved: &SavedVm) -> Result<usize, RestoreError> {
 }
 
 impl SavedVm {
-    /// Restores one thread; returns the number of changes.
-    fn restore_thread(&self, tid: Tid) -> Result<usize, RestoreError> {
-        let mut done = self.restore_attr(tid)?;
-        if self.pinned {
-            let known = self.threads.iter().find(|s| s.tid == tid);
-            let to = known.map_or(&self.affinity, |s| &s.affinity);
-            if attrs::affinity(tid)?.is_some_and(|now| now != *to) {
+    /// Returns the number of changes, as the other functions that restore.
+    fn restore_affinity(&self, tid: Tid) -> Result<usize, RestoreError> {
+        let known = self.threads.iter().find(|s| s.tid == tid);
+        let to = known.map_or(&self.affinity, |s| &s.affinity);
+        match attrs::affinity(tid)? {
+            Some(now) if now != *to => {
                 let _ = attrs::set_affinity(tid, to)?;
-                done += 1;
+                Ok(1)
             }
+            _ => Ok(0),
         }
-        Ok(done)
     }
 
     fn restore_attr(&self, tid: Tid) -> Result<usize, RestoreError> {

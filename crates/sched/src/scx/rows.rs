@@ -125,6 +125,7 @@ mod tests {
             threads: Vec::new(),
             regular_vcpus: (1, 2),
             hold_cpu: None,
+            resets_on_fork: false,
         };
         CorePlan {
             cpu: 1,

@@ -28,7 +28,7 @@ use super::budget::Budget;
 use super::filler::Filler;
 use super::packets::packets_of;
 use super::shared::{LocalPlan, SharedCore, SharedMemory, now};
-use super::threads::{VmThreads, become_realtime, set_cpu, set_fifo, set_ordinary};
+use super::threads::{VmThreads, become_realtime, set_cpu, set_fifo, set_fifo_alone, set_ordinary};
 use crate::plan::Algorithm;
 use crate::priorities::CONTROLLER_PRIORITY;
 
@@ -248,8 +248,12 @@ impl Core {
                 // Step again at once: the threads that came back may change the decision.
                 step_again = true;
             }
+            let set = match self.plan.vms[i].resets_on_fork {
+                true => set_fifo_alone,
+                false => set_fifo,
+            };
             let applied = if in_budget {
-                self.threads[index as usize].apply(rank, set_fifo)
+                self.threads[index as usize].apply(rank, set)
             } else {
                 self.threads[index as usize].release(set_ordinary)
             };
@@ -375,11 +379,10 @@ impl Core {
                 EventKind::Fork if self.plan.algorithm == Algorithm::Turbo => {
                     set_ordinary(event.tid);
                 }
-                EventKind::Fork => {
-                    if !threads.add(event.tid, false) {
-                        own.resync.store(1, Ordering::Release);
-                    }
-                }
+                EventKind::Fork => match threads.add(event.tid, false) {
+                    true => own.report_fork(event.vm, event.tid),
+                    false => own.resync.store(1, Ordering::Release),
+                },
                 EventKind::Io | EventKind::Wake | EventKind::Block => {}
             }
         }

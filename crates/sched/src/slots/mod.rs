@@ -9,6 +9,7 @@
 //! | [`shared`], `plan_rows.rs` | the memory that the three share |
 //! | `threads.rs` | a VM's threads and their priorities |
 //! | `budget.rs` | the limit on cores that the host uses too |
+//! | `forks.rs` | records the threads that VMs create, for restoring them |
 //! | `filler.rs` | the thread that enforces caps |
 //! | `packets.rs` | a VM's packets in the terms of policy |
 //!
@@ -17,6 +18,7 @@
 mod budget;
 pub mod controller;
 mod filler;
+mod forks;
 mod packets;
 mod plan_rows;
 pub mod shared;
@@ -37,7 +39,7 @@ use self::watchdog::{CoreArgs, HelperArgs, WatchdogExit, set_cloexec};
 use crate::core_lock::lock_core;
 use crate::mechanism::{CoreHealth, Health, Mechanism, SchedError};
 use crate::plan::{Algorithm, Plan};
-use crate::restore::{SavedState, restore_file, restore_vm};
+use crate::restore::{SavedState, restore_file, restore_vms};
 
 const NAME: &str = "slots";
 /// Timeout for controller and watchdog to start, to follow a plan, or to end.
@@ -69,6 +71,8 @@ struct Running {
     shared: SharedMemory,
     cpus: Vec<u32>,
     plan: Plan,
+    /// By core: how many of the controller's reports of new threads were read.
+    forks_read: Vec<u64>,
 }
 
 /// The slot mechanism.
@@ -170,6 +174,7 @@ impl Slots {
             watchdog,
             lifeline,
             shared,
+            forks_read: vec![0; cpus.len()],
             cpus,
             plan: Plan::default(),
         })
@@ -201,6 +206,9 @@ impl Slots {
     }
 
     fn end(&mut self) -> Result<Option<WatchdogExit>, SchedError> {
+        if let Err(e) = self.record_forks() {
+            eprintln!("viola: {e}");
+        }
         let Some(mut running) = self.running.take() else {
             return Ok(None);
         };
@@ -342,9 +350,7 @@ impl Mechanism for Slots {
                     .any(|c| c.vms.iter().any(|v| v.pid == s.pid as i32))
             })
             .collect();
-        for saved in &dropped {
-            restore_vm(saved)?;
-        }
+        restore_vms(&dropped)?;
         if !dropped.is_empty() {
             self.state.write(&self.saved)?;
         }
@@ -353,10 +359,14 @@ impl Mechanism for Slots {
     }
 
     fn health(&mut self) -> Health {
-        let Some(running) = self.running.as_mut() else {
-            return Health::default();
-        };
         let mut health = Health::default();
+        match self.record_forks() {
+            Ok(lost) => health.resync = lost,
+            Err(e) => eprintln!("viola: {e}"),
+        }
+        let Some(running) = self.running.as_mut() else {
+            return health;
+        };
         for core in running.shared.cores() {
             health.resync |= core.resync.swap(0, Ordering::AcqRel) != 0;
             let refused = core.refused.swap(0, Ordering::AcqRel);
@@ -439,6 +449,7 @@ mod tests {
                     index: 0,
                     pid: tid as i32,
                     sees_packets: false,
+                    resets_on_fork: false,
                     threads: vec![ThreadPlan {
                         tid: tid as i32,
                         service: false,

@@ -47,6 +47,8 @@ pub struct LocalVm {
     pub index: u32,
     /// As [`crate::VmPlan::sees_packets`].
     pub sees_packets: bool,
+    /// As [`crate::VmPlan::resets_on_fork`].
+    pub resets_on_fork: bool,
     /// As [`crate::VmPlan::regular_vcpus`].
     pub regular_vcpus: (u32, u32),
     /// As [`crate::VmPlan::hold_cpu`].
@@ -86,6 +88,7 @@ struct VmRow {
     microslice: u64,
     index: u32,
     sees_packets: u32,
+    resets_on_fork: u32,
     regular_here: u32,
     regular_all: u32,
     /// CPU, or [`NO_CPU`].
@@ -177,6 +180,7 @@ impl PlanRows {
                     microslice: p.microslice,
                     index: vm.index,
                     sees_packets: u32::from(vm.sees_packets),
+                    resets_on_fork: u32::from(vm.resets_on_fork),
                     regular_here: vm.regular_vcpus.0,
                     regular_all: vm.regular_vcpus.1,
                     hold_cpu: vm.hold_cpu.unwrap_or(NO_CPU),
@@ -243,6 +247,7 @@ impl PlanRows {
                     },
                     index: row.index,
                     sees_packets: row.sees_packets != 0,
+                    resets_on_fork: row.resets_on_fork != 0,
                     regular_vcpus: (row.regular_here, row.regular_all),
                     hold_cpu: (row.hold_cpu != NO_CPU).then_some(row.hold_cpu),
                 });

@@ -17,7 +17,10 @@ use super::plan_rows::PlanRows;
 pub use super::plan_rows::{LocalPlan, MAX_CORES, MAX_THREADS, PoolCore};
 use crate::plan::CorePlan;
 
-const MAGIC: u64 = 0x76_69_6f_6c_61_00_00_03;
+const MAGIC: u64 = 0x76_69_6f_6c_61_00_00_04;
+
+/// Most new threads of one core between two reads of the daemon.
+const MAX_FORKS: usize = 512;
 
 /// One core's part.
 #[repr(C)]
@@ -49,6 +52,10 @@ pub struct SharedCore {
     /// On a regular core, by index in the accounting program: all time that the VM was ever due
     /// here (ns) times two, plus 1 while the VM waits for the core.
     dues: [AtomicU64; MAX_INDEX],
+    /// The last threads that the controller learnt of by itself: index in the accounting program, and thread.
+    forks: [AtomicU64; MAX_FORKS],
+    /// Number of threads ever written to `forks`.
+    n_forks: AtomicU64,
     plan: std::cell::UnsafeCell<PlanRows>,
 }
 
@@ -191,6 +198,25 @@ impl SharedCore {
         (row >> 1, row & 1 != 0)
     }
 
+    /// Reports a thread that the controller learnt of by itself. Only the controller calls this.
+    pub fn report_fork(&self, index: u32, tid: i32) {
+        let n = self.n_forks.load(Ordering::Relaxed);
+        let row = u64::from(index) << 32 | u64::from(tid.cast_unsigned());
+        self.forks[n as usize % MAX_FORKS].store(row, Ordering::Relaxed);
+        self.n_forks.store(n + 1, Ordering::Release);
+    }
+
+    /// The threads reported since the count `from`, each with its VM's index; returns the new count, and whether none was lost.
+    pub fn forks(&self, from: u64, into: &mut Vec<(u32, i32)>) -> (u64, bool) {
+        let n = self.n_forks.load(Ordering::Acquire);
+        let first = from.max(n.saturating_sub(MAX_FORKS as u64));
+        for at in first..n {
+            let row = self.forks[at as usize % MAX_FORKS].load(Ordering::Relaxed);
+            into.push(((row >> 32) as u32, (row as u32).cast_signed()));
+        }
+        (n, first == from)
+    }
+
     /// Sequence count of the newest plan.
     pub fn seq(&self) -> u64 {
         self.seq.load(Ordering::Acquire)
@@ -236,6 +262,7 @@ mod tests {
             vms: (0..n)
                 .map(|i| VmPlan {
                     hold_cpu: None,
+                    resets_on_fork: i == 1,
                     params: Params {
                         id: i,
                         class: if i == 0 { Class::Ls } else { Class::Batch },
@@ -271,6 +298,7 @@ mod tests {
         assert_eq!(local.vms[2].regular_vcpus, (2, 3));
         assert_eq!(local.vms[1].params.cap_permille, Some(200));
         assert_eq!(local.vms[2].params.weight, 258);
+        assert!(local.vms[1].resets_on_fork && !local.vms[2].resets_on_fork);
         assert!(local.vms[2].sees_packets && !local.vms[0].sees_packets);
         assert_eq!(
             local.threads[0],
@@ -282,6 +310,27 @@ mod tests {
                 }
             )
         );
+    }
+
+    #[test]
+    fn reported_threads_are_read_once_and_a_loss_is_seen() {
+        let (shared, _fd) = SharedMemory::create().unwrap();
+        let core = &shared.cores[0];
+        let mut found = Vec::new();
+        assert_eq!(core.forks(0, &mut found), (0, true));
+        core.report_fork(3, 70);
+        core.report_fork(4, i32::MAX);
+        assert_eq!(core.forks(0, &mut found), (2, true));
+        assert_eq!(found, [(3, 70), (4, i32::MAX)]);
+        found.clear();
+        assert_eq!(core.forks(2, &mut found), (2, true));
+        assert!(found.is_empty());
+        for tid in 0..=MAX_FORKS as i32 {
+            core.report_fork(5, tid);
+        }
+        let n = 3 + MAX_FORKS as u64;
+        assert_eq!(core.forks(2, &mut found), (n, false));
+        assert_eq!((found.len(), found[0]), (MAX_FORKS, (5, 1)));
     }
 
     #[test]

@@ -206,9 +206,14 @@ fn exists(tid: i32) -> bool {
     unsafe { libc::sched_getscheduler(tid) >= 0 }
 }
 
-/// sched_setscheduler(2) with SCHED_FIFO. Returns 0 or errno.
+/// sched_setscheduler(2) with SCHED_FIFO, which children inherit. Returns 0 or errno.
 pub fn set_fifo(tid: i32, priority: i32) -> i32 {
     set_scheduler(tid, libc::SCHED_FIFO, priority)
+}
+
+/// As [`set_fifo`], with SCHED_RESET_ON_FORK: what the thread forks begins in the fair class. Returns 0 or errno.
+pub fn set_fifo_alone(tid: i32, priority: i32) -> i32 {
+    set_scheduler(tid, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, priority)
 }
 
 /// sched_setscheduler(2) with SCHED_OTHER, which keeps the nice value. Returns 0 or errno.
@@ -275,6 +280,43 @@ mod tests {
         assert!(!t.is_held_elsewhere());
         assert_eq!(t.hold(true, |_| libc::EINVAL).refused, libc::EINVAL);
         assert!(!t.is_held_elsewhere());
+    }
+
+    /// A sleeping process, ended when dropped.
+    struct Sleeper(std::process::Child);
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn what_is_set_alone_is_not_inherited_and_an_ordinary_thread_has_no_flag() {
+        use viola_host::attrs::{self, Policy, RESET_ON_FORK, SchedAttr};
+        let sleeper = Sleeper(
+            std::process::Command::new("sleep")
+                .arg("60")
+                .spawn()
+                .unwrap(),
+        );
+        let tid = sleeper.0.id();
+        let now = || attrs::get(tid).unwrap().unwrap();
+        // Real-time classes need root.
+        if set_fifo_alone(tid as i32, 18) != 0 {
+            return;
+        }
+        let with_flag = SchedAttr {
+            flags: RESET_ON_FORK,
+            ..SchedAttr::fifo(18)
+        };
+        assert_eq!(now(), with_flag);
+        assert_eq!(set_fifo(tid as i32, 20), 0);
+        assert_eq!(now(), SchedAttr::fifo(20));
+        assert_eq!(set_fifo_alone(tid as i32, 20), 0);
+        assert_eq!(set_ordinary(tid as i32), 0);
+        assert_eq!((now().policy, now().flags), (Policy::Normal, 0));
     }
 
     #[test]

@@ -128,12 +128,10 @@ pub fn run_watchdog(args: &HelperArgs, controller: &mut Command) -> io::Result<W
     }
     let _ = child.kill();
     // Before waiting for it: a thread of it on the VMs' core may need the VMs out of its way to exit. And again afterwards, for
-    // changes that it made in its last moment.
-    let restored = restore_and_keep_file(&args.saved);
+    // changes that it made in its last moment. An error of the first time that lasts comes again.
+    let _ = restore_and_keep_file(&args.saved);
     child.wait()?;
-    restored
-        .and_then(|()| restore_file(&args.saved).map(|_| ()))
-        .map_err(io::Error::other)?;
+    restore_file(&args.saved).map_err(io::Error::other)?;
     drop(held);
     Ok(end)
 }

@@ -133,6 +133,7 @@ pub(super) mod tests {
             .iter()
             .map(|&(pid, class, weight)| VmPlan {
                 hold_cpu: None,
+                resets_on_fork: false,
                 params: Params {
                     id: pid as u32,
                     class,

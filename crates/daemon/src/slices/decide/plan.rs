@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use viola_host::{CpuSet, Thread, Tid, Vcpu, Vm, VmId};
+use viola_host::{CpuSet, Hypervisor, Thread, Tid, Vcpu, Vm, VmId};
 use viola_policy::slices::{Class, MAX_VMS, Params};
 use viola_sched::slots::shared::MAX_THREADS;
 use viola_sched::{Algorithm, CorePlan, Plan, ThreadPlan, VmPlan};
@@ -437,6 +437,7 @@ fn vm_plan(c: &Candidate<'_>, cap_permille: Option<u32>, threads: Vec<ThreadPlan
     };
     VmPlan {
         hold_cpu: None,
+        resets_on_fork: c.vm.hypervisor != Hypervisor::Uml,
         regular_vcpus: (0, 0),
         params,
         index: c.index,
