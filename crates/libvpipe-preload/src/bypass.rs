@@ -9,8 +9,7 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use vpipe::engine::PerProcess;
-use vpipe::engine::marks::FdSlots;
+use vpipe::engine::{FdSlots, PerProcess};
 
 /// A request for this many bytes or more means that the program does not know the length.
 pub const UNBOUNDED_BYTES: u64 = 1 << 30;

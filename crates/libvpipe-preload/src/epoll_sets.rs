@@ -4,15 +4,15 @@
 //! The entry of a closed descriptor stays here. [`Descriptor::remove_from_sets`] drops each
 //! registration that the kernel does not have any more.
 
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use vpipe::engine::PerProcess;
-use vpipe::engine::marks::FdSlots;
-
-use crate::http_head::Body;
+use vpipe::engine::{FdSlots, PerProcess, marks, run_unlock_hook};
 
 /// A registration of a descriptor in an epoll set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,8 +31,6 @@ pub struct Registration {
 #[derive(Debug, Default)]
 pub struct Descriptor {
     registrations: Vec<Registration>,
-    /// The body that the last written response head announced.
-    pub head: Option<Body>,
 }
 
 #[derive(Default)]
@@ -40,16 +38,84 @@ struct Descriptors(FdSlots<Mutex<Descriptor>>);
 
 static DESCRIPTORS: PerProcess<Descriptors> = PerProcess::new();
 
-/// Locks the state of a descriptor. Lock the engine's table first if you need both.
-pub fn descriptor(fd: RawFd) -> Option<MutexGuard<'static, Descriptor>> {
-    let all = DESCRIPTORS.peek().unwrap_or_else(|| DESCRIPTORS.get());
-    let descriptor = all.0.get_or_make(fd)?;
-    Some(descriptor.lock().unwrap_or_else(PoisonError::into_inner))
+/// The locked state of a descriptor. Unlocking it does the deferred work.
+pub struct DescriptorGuard(ManuallyDrop<MutexGuard<'static, Descriptor>>);
+
+impl DescriptorGuard {
+    /// Unlocks it and leaves deferred work to the caller.
+    pub fn unlock_quietly(self) {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is neither used nor dropped after this.
+        unsafe { ManuallyDrop::drop(&mut this.0) };
+    }
 }
 
-/// Whether the calling process may change this state: false for a child of vfork.
-pub fn is_own() -> bool {
-    DESCRIPTORS.own().is_some()
+impl Deref for DescriptorGuard {
+    type Target = Descriptor;
+
+    fn deref(&self) -> &Descriptor {
+        &self.0
+    }
+}
+
+impl DerefMut for DescriptorGuard {
+    fn deref_mut(&mut self) -> &mut Descriptor {
+        &mut self.0
+    }
+}
+
+impl Drop for DescriptorGuard {
+    fn drop(&mut self) {
+        // SAFETY: it is not used after this.
+        unsafe { ManuallyDrop::drop(&mut self.0) };
+        run_unlock_hook();
+    }
+}
+
+/// Locks the state of a descriptor. Lock the engine's table first if you need both. Not for signal handlers.
+pub fn descriptor(fd: RawFd) -> Option<DescriptorGuard> {
+    let all = DESCRIPTORS.peek().unwrap_or_else(|| DESCRIPTORS.get());
+    let descriptor = all.0.get_or_make(fd)?;
+    let descriptor = descriptor.lock().unwrap_or_else(PoisonError::into_inner);
+    Some(DescriptorGuard(ManuallyDrop::new(descriptor)))
+}
+
+/// What [`try_descriptor`] found.
+pub enum Try {
+    /// The descriptor has no state.
+    None,
+    /// Another thread has it, or this one below a signal handler.
+    Busy,
+    /// It is locked.
+    Locked(DescriptorGuard),
+}
+
+/// Locks the state of a descriptor if it has one and it is free. Neither waits nor allocates memory.
+pub fn try_descriptor(fd: RawFd) -> Try {
+    let Some(descriptor) = DESCRIPTORS.peek().and_then(|all| all.0.get(fd)) else {
+        return Try::None;
+    };
+    fence(Ordering::SeqCst); // after work was deferred: see `run_unlock_hook`
+    let descriptor = match descriptor.try_lock() {
+        Ok(descriptor) => descriptor,
+        Err(TryLockError::Poisoned(descriptor)) => descriptor.into_inner(),
+        Err(TryLockError::WouldBlock) => return Try::Busy,
+    };
+    Try::Locked(DescriptorGuard(ManuallyDrop::new(descriptor)))
+}
+
+/// As [`Descriptor::add_to_sets`], now or when the thread that has the descriptor unlocks it. The caller has locked the
+/// table, and may be a signal handler.
+pub fn add_to_sets(fd: RawFd, report_again: bool) {
+    match try_descriptor(fd) {
+        Try::None => (),
+        Try::Locked(mut descriptor) => {
+            descriptor.add_to_sets(fd, report_again);
+            descriptor.unlock_quietly();
+        }
+        Try::Busy if report_again => marks::defer(fd, marks::ADD_AGAIN),
+        Try::Busy => marks::defer(fd, marks::ADD),
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -139,7 +205,6 @@ impl Descriptor {
     pub fn forget(&mut self, fd: RawFd) {
         self.remove_from_sets(fd);
         self.registrations.clear();
-        self.head = None;
     }
 }
 

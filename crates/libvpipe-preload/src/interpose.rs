@@ -3,16 +3,19 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use libc::{epoll_event, iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
-use vpipe::engine::{Engine, marks};
+use libc::{
+    epoll_event, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
+};
+use vpipe::engine::{Engine, TableGuard, marks};
 use vpipe::file_id;
 
 use crate::epoll_sets::{self, Registration};
 use crate::guard::{
-    before_close, before_close_range, before_shutdown, borrow, catch_panic, must_fail_with_eagain,
+    Closing, before_close, before_shutdown, borrow, catch_panic, close_ranges,
+    must_fail_with_eagain,
 };
 use crate::real::{self, failed};
-use crate::{copy_file_range, epoll_shortcut, pipe_ahead, sendfile, splice};
+use crate::{copy_file_range, duplicates, epoll_shortcut, pipe_ahead, sendfile, splice};
 
 fn fail_with_eagain() -> ssize_t {
     failed(libc::EAGAIN)
@@ -38,6 +41,8 @@ gated! {
     recv(fd, bytes: *mut c_void, count: size_t, flags: c_int; flags);
     recvfrom(fd, bytes: *mut c_void, count: size_t, flags: c_int, from: *mut sockaddr, length: *mut socklen_t; flags);
     recvmsg(fd, message: *mut msghdr, flags: c_int; flags);
+    preadv2(fd, parts: *const iovec, count: c_int, at: off_t, flags: c_int; 0);
+    preadv64v2(fd, parts: *const iovec, count: c_int, at: off_t, flags: c_int; 0);
     __read_chk(fd, bytes: *mut c_void, count: size_t, room: size_t; 0);
     __recv_chk(fd, bytes: *mut c_void, count: size_t, room: size_t, flags: c_int; flags);
     __recvfrom_chk(fd, bytes: *mut c_void, count: size_t, room: size_t, flags: c_int, from: *mut sockaddr, length: *mut socklen_t; flags);
@@ -86,8 +91,65 @@ writing! {
     writev(fd, vector: *const iovec, count: c_int; 0; unsafe { parts(vector, count as usize) });
     send(fd, bytes: *const c_void, count: size_t, flags: c_int; flags; (&part(bytes, count), 1));
     sendto(fd, bytes: *const c_void, count: size_t, flags: c_int, to: *const sockaddr, length: socklen_t; flags; (&part(bytes, count), 1));
-    // SAFETY: the kernel has read the message.
-    sendmsg(fd, message: *const msghdr, flags: c_int; flags; unsafe { parts((*message).msg_iov, (*message).msg_iovlen) });
+    // SAFETY: the kernel has written some of them.
+    pwritev2(fd, vector: *const iovec, count: c_int, at: off_t, flags: c_int; 0; unsafe { parts(vector, count as usize) });
+    // SAFETY: the kernel has written some of them.
+    pwritev64v2(fd, vector: *const iovec, count: c_int, at: off_t, flags: c_int; 0; unsafe { parts(vector, count as usize) });
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the caller guarantees it.
+    let keeps = unsafe { duplicates::must_keep_descriptors(message, flags) };
+    if keeps || must_fail_with_eagain(fd, flags) {
+        return fail_with_eagain();
+    }
+    // SAFETY: the caller guarantees it.
+    let done = unsafe { real::sendmsg(fd, message, flags) };
+    if done > 0 {
+        // SAFETY: the kernel has read the message.
+        let (parts, count) = unsafe { parts((*message).msg_iov, (*message).msg_iovlen) };
+        // SAFETY: the kernel has read what they name.
+        unsafe { pipe_ahead::note_write(fd, done, parts.as_ptr(), count) };
+    }
+    done
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+) -> c_int {
+    let keeps = !messages.is_null()
+        && (0..count as usize).any(|i| {
+            // SAFETY: the caller guarantees that many.
+            unsafe {
+                duplicates::must_keep_descriptors(&raw const (*messages.add(i)).msg_hdr, flags)
+            }
+        });
+    if keeps || must_fail_with_eagain(fd, flags) {
+        return failed(libc::EAGAIN);
+    }
+    pipe_ahead::forget(fd);
+    // SAFETY: the caller guarantees it.
+    unsafe { real::sendmmsg(fd, messages, count, flags) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    if must_fail_with_eagain(fd, flags) {
+        return failed(libc::EAGAIN);
+    }
+    // SAFETY: the caller guarantees it.
+    unsafe { real::recvmmsg(fd, messages, count, flags, timeout) }
 }
 
 #[unsafe(no_mangle)]
@@ -137,26 +199,39 @@ unsafe extern "C" fn splice(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
-    before_close(fd);
-    // SAFETY: the caller guarantees it.
-    unsafe { real::close(fd) }
+    match before_close(fd) {
+        // SAFETY: the caller guarantees it.
+        Closing::Now => unsafe { real::close(fd) },
+        Closing::Later => 0,
+        Closing::Closed => failed(libc::EBADF),
+    }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    let mut from = first;
     if flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
-        before_close_range(first, last);
+        from = close_ranges(first, last, |first, last| {
+            // SAFETY: the caller guarantees it.
+            unsafe { real::close_range(first, last, flags) };
+        });
+    }
+    if first <= last && from > last {
+        return 0;
     }
     // SAFETY: the caller guarantees it.
-    unsafe { real::close_range(first, last, flags) }
+    unsafe { real::close_range(from, last, flags) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn closefrom(first: c_int) {
     let first = c_uint::try_from(first).unwrap_or(0);
-    before_close_range(first, c_uint::MAX);
+    let from = close_ranges(first, c_uint::MAX, |first, last| {
+        // SAFETY: the caller guarantees it.
+        unsafe { real::close_range(first, last, 0) };
+    });
     // SAFETY: the caller guarantees it.
-    unsafe { real::closefrom(first as c_int) }
+    unsafe { real::closefrom(from as c_int) }
 }
 
 #[unsafe(no_mangle)]
@@ -176,24 +251,6 @@ unsafe extern "C" fn epoll_wait(
     }
     // SAFETY: the caller guarantees it.
     unsafe { real::epoll_wait(set, events, most, timeout) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
-    if old != new {
-        before_close(new);
-    }
-    // SAFETY: the caller guarantees it.
-    unsafe { real::dup2(old, new) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    if old != new {
-        before_close(new);
-    }
-    // SAFETY: the caller guarantees it.
-    unsafe { real::dup3(old, new, flags) }
 }
 
 #[unsafe(no_mangle)]
@@ -239,7 +296,7 @@ unsafe extern "C" fn epoll_ctl(
 enum Interception {
     None,
     /// The kernel gets the call while the table stays locked.
-    CallKernel(std::sync::MutexGuard<'static, vpipe::engine::Table>),
+    CallKernel(TableGuard<'static>),
     /// The call returns this errno without the kernel.
     Return(c_int),
 }

@@ -12,15 +12,19 @@
 //! | `splice` from a pipe into it | the same, less one byte; `EAGAIN` for none |
 //! | `write`, `send`, `read`, `recv` and similar | fails with `EAGAIN`, or waits until the connection is back |
 //! | `epoll_ctl` | is recorded, and applied when there is news |
-//! | `close`, `close_range`, `closefrom`, `shutdown`, `dup2` onto it | resets the connection |
+//! | `close`, `close_range`, `closefrom`, `fclose`, `shutdown`, `dup2` onto it | resets the connection |
+//! | `dup`, `fcntl(F_DUPFD)`, `dup2` of it | gives an alias: calls on it fail with `EAGAIN` or wait, and its `close` resets nothing |
+//! | `sendmsg` with it in `SCM_RIGHTS` | fails with `EAGAIN`, or waits until the connection is back |
 //!
 //! | file | what it does |
 //! |---|---|
 //! | `interpose` | the replaced functions of the C library; `real` calls the originals |
 //! | `sendfile`, `copy_file_range`, `splice` | the calls that start pipes; `bypass` skips connections that cannot be relayed |
-//! | `guard` | the calls that must not touch a socket while the host has its connection |
+//! | `guard`, `duplicates` | the calls that must not touch a socket while the host has its connection, and those that duplicate it |
+//! | `deferred` | work that waits for a lock |
+//! | `io_uring` | whether the process uses rings |
 //! | `epoll_sets`, `epoll_shortcut` | registrations in epoll sets; waits without a system call |
-//! | `pipe_ahead`, `http_head` | starts a whole HTTP body at its first part |
+//! | `pipe_ahead`, `heads`, `http_head` | starts a whole HTTP body at its first part |
 //!
 //! *Epoll.* The guest's socket is silent and the kernel would report it writable all the time. So the library removes
 //! it from the program's epoll sets while the host has nothing new, and adds it again with the program's events when
@@ -43,31 +47,49 @@
 //! The library leaves requests for 1 GiB or more to the kernel: haproxy makes them for connections without an end,
 //! and for longer responses until less than 1 GiB is left.
 //!
-//! *Signals and forks.* A forked child has no pipes, and its `close` ends none of its parent's; the same holds after
-//! vfork. A signal handler must not close a socket that it may have interrupted in `sendfile`. Neither a signal nor
-//! `SO_SNDTIMEO` and `SO_RCVTIMEO` end a call that waits for the host on a blocking socket; the end of the connection
-//! does.
+//! *Signals.* A signal handler may make every call that POSIX allows there, whatever it interrupts: `close`, `read`,
+//! `write`, `send`, `recv`, `shutdown`, `dup`, `fcntl` and similar. These wait for no lock, call no `dlsym`, and neither
+//! allocate nor free memory; `deferred` tells how. So a `close` in a handler that interrupts the library ends after the
+//! handler, and a `dup2` onto a socket that the host has may fail there with `EBUSY`. A handler must not call
+//! `sendfile`, `splice` and `epoll_ctl`, which are not in POSIX's list. Neither a signal nor `SO_SNDTIMEO` and
+//! `SO_RCVTIMEO` end a call that waits for the host on a blocking socket; the end of the connection does.
 //!
-//! *Limits.* The library does not see `splice` of a file through a pipe, `splice` of a connection into a file,
-//! `sendmmsg`, `recvmmsg` and `io_uring`. It needs a 64-bit system.
+//! *Forks.* A forked child has no pipes, and its `close` ends none of its parent's; the same holds after vfork. Its
+//! locks are its own, so it finds none held. A socket whose connection the host has at the fork is an alias in the
+//! child. The library does not see that a child has a socket that its parent hands over later.
+//!
+//! *Limits.* The library does not see `splice` of a file through a pipe, `splice` of a connection into a file, streams
+//! of the C library (`fdopen`, `dprintf`), `syscall(2)` and `io_submit`. It looks for `io_uring` once a second, and
+//! hands no socket over once the process has a ring. It needs a 64-bit system where variable arguments are in
+//! registers (x86-64, AArch64).
 
 mod bypass;
 mod copy_file_range;
+mod deferred;
+mod duplicates;
 mod epoll_sets;
 mod epoll_shortcut;
 mod guard;
+mod heads;
 mod http_head;
 mod interpose;
+mod io_uring;
 mod pipe_ahead;
 mod real;
 mod sendfile;
 mod splice;
 
-/// nginx clears its environment, so the library reads it before `main`.
+/// Before `main`, the library does what takes locks when it is done first: a signal handler could be the first caller
+/// later. nginx clears its environment, so the library reads it here, too.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static BEGIN: extern "C" fn() = begin;
 
 extern "C" fn begin() {
-    guard::catch_panic((), || _ = vpipe::settings());
+    real::resolve();
+    guard::catch_panic((), || {
+        vpipe::engine::watch_forks();
+        vpipe::engine::set_unlock_hook(deferred::run);
+        _ = vpipe::settings();
+    });
 }

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Records response heads as the program writes them, so that the next `sendfile` can start the whole body.
+//! Records response heads as the program writes them, so that the next `sendfile` can start the whole body. A signal
+//! handler may write, so this takes no lock and allocates no memory.
 
 use std::ffi::c_int;
 
 use libc::{iovec, ssize_t};
-use vpipe::engine::marks;
+use vpipe::engine::{is_own, marks};
 use vpipe::settings;
 
-use crate::epoll_sets;
 use crate::guard::catch_panic;
+use crate::heads;
 use crate::http_head::{BEGIN, Body, MAX_HEAD, announced, parse};
 use crate::real::{errno, set_errno};
 
@@ -49,26 +50,26 @@ fn may_be_worthwhile(bytes: &[u8], more: bool) -> bool {
 }
 
 /// The bytes are no head: forgets the last one.
-fn forget(fd: c_int) {
-    if marks::of(fd) & marks::HEAD != 0 {
-        catch_panic((), || _ = take_head(fd));
+pub fn forget(fd: c_int) {
+    if marks::of(fd) & marks::HEAD != 0 && is_own() {
+        marks::clear(fd, marks::HEAD);
     }
 }
 
 /// Takes the body that the last written head announced.
 pub fn take_head(fd: c_int) -> Option<Body> {
-    if marks::of(fd) & marks::HEAD == 0 || !epoll_sets::is_own() {
+    if marks::of(fd) & marks::HEAD == 0 || !is_own() {
         return None;
     }
-    marks::clear(fd, marks::HEAD);
-    epoll_sets::descriptor(fd)?.head.take()
+    let is_known = marks::clear(fd, marks::HEAD) != 0;
+    is_known.then(|| heads::take(fd))?
 }
 
 /// # Safety
 /// The kernel has just read `done` bytes of what `parts` name.
 #[cold]
 unsafe fn store_head(fd: c_int, done: ssize_t, parts: &[iovec]) {
-    take_head(fd);
+    forget(fd);
     let total = parts
         .iter()
         .try_fold(0_usize, |sum, part| sum.checked_add(part.iov_len));
@@ -76,18 +77,15 @@ unsafe fn store_head(fd: c_int, done: ssize_t, parts: &[iovec]) {
     if total.is_none_or(|n| n > MAX_HEAD || n as ssize_t != done) {
         return;
     }
-    let mut bytes = Vec::with_capacity(MAX_HEAD);
-    for part in parts.iter().filter(|part| part.iov_len > 0) {
+    let slices = parts.iter().filter(|part| part.iov_len > 0).map(|part| {
         // SAFETY: the kernel has read all of it.
-        bytes.extend(unsafe {
-            std::slice::from_raw_parts(part.iov_base.cast::<u8>(), part.iov_len)
-        });
-    }
-    let Some(body) = parse(&bytes).filter(|body| body.length() >= settings().min_bytes) else {
-        return;
-    };
-    if let Some(mut descriptor) = epoll_sets::descriptor(fd) {
-        descriptor.head = Some(body);
+        unsafe { std::slice::from_raw_parts(part.iov_base.cast::<u8>(), part.iov_len) }
+    });
+    let body = heads::joined(slices, parse).flatten();
+    if let Some(body) = body.filter(|body| body.length() >= settings().min_bytes)
+        && is_own()
+        && heads::store(fd, body)
+    {
         marks::set(fd, marks::HEAD);
     }
 }

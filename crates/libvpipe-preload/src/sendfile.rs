@@ -4,18 +4,17 @@
 use std::cell::OnceCell;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use libc::{off_t, size_t, ssize_t};
 use rustix::fs::{SeekFrom, seek};
-use vpipe::engine::{ByteRange, Engine, PipeEvent, PipeState, Table, marks};
+use vpipe::engine::{ByteRange, Engine, PipeEvent, PipeState, TableGuard, marks};
 use vpipe::{FileId, TransferKind, classify, file_id, settings, threshold};
 
-use crate::guard::{borrow, catch_panic, is_nonblocking};
+use crate::guard::{borrow, catch_panic, is_nonblocking, must_fail_with_eagain};
 use crate::http_head::Body;
 use crate::real::{self, failed};
-use crate::{epoll_sets, epoll_shortcut, pipe_ahead};
+use crate::{epoll_sets, epoll_shortcut, io_uring, pipe_ahead};
 
 /// Longest wait for news in a call of a program that polls without epoll.
 pub const MAX_NEWS_WAIT: Duration = Duration::from_millis(10);
@@ -38,7 +37,11 @@ enum Outcome {
 /// # Safety
 /// `offset` is null, or valid for reads and writes.
 pub unsafe fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
-    let marked = marks::of(to) & (marks::PIPE | marks::HEAD) != 0;
+    let of_socket = marks::of(to);
+    if of_socket & marks::ALIAS != 0 && must_fail_with_eagain(to, 0) {
+        return failed(libc::EAGAIN);
+    }
+    let marked = of_socket & (marks::PIPE | marks::HEAD) != 0;
     if marked || count as u64 >= settings().min_bytes {
         // SAFETY: the caller guarantees it.
         let place = unsafe { offset.as_mut() };
@@ -117,7 +120,7 @@ impl Call<'_> {
         let body = head.and_then(|body| body.of_file(found.size, self.start));
         let left = found.size.checked_sub(self.start)?;
         let length = body.unwrap_or(self.count).min(left);
-        if !threshold::is_worthwhile(length) {
+        if !threshold::is_worthwhile(length) || io_uring::is_used() {
             return None;
         }
         let part = ByteRange {
@@ -126,10 +129,8 @@ impl Call<'_> {
             sink_offset: 0,
         };
         let watcher = Box::new(move |news| {
-            if let Some(mut descriptor) = epoll_sets::descriptor(fd) {
-                // the kernel did not report what arrived while the host had the connection
-                descriptor.add_to_sets(fd, news != PipeEvent::Progress);
-            }
+            // the kernel did not report what arrived while the host had the connection
+            epoll_sets::add_to_sets(fd, news != PipeEvent::Progress);
         });
         let fds = (self.file, self.socket);
         let begun = engine.start(&mut engine.lock(), fds, found, part, watcher);
@@ -205,8 +206,8 @@ impl Call<'_> {
     /// ends without an error and the program knows of all sent bytes.
     fn leave(
         &self,
-        engine: &Engine,
-        mut table: MutexGuard<'_, Table>,
+        engine: &'static Engine,
+        mut table: TableGuard<'static>,
         socket: FileId,
     ) -> Option<Outcome> {
         let fd = self.socket.as_raw_fd();

@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
+use crate::engine::PerProcess;
 use crate::settings::{DEFAULT_MIN_BYTES, settings};
 
 /// Upper bound of the computed minimum. The library always pipes a file of this size: only a pipe
@@ -121,10 +122,7 @@ impl Measurements {
     }
 }
 
-static MEASUREMENTS: Mutex<Measurements> = Mutex::new(Measurements {
-    handover_s: None,
-    bytes_per_s: None,
-});
+static MEASUREMENTS: PerProcess<Mutex<Measurements>> = PerProcess::new();
 /// The last computed minimum.
 static MINIMUM: AtomicU64 = AtomicU64::new(DEFAULT_MIN_BYTES);
 /// Whether a recent measurement of handovers exists.
@@ -132,10 +130,11 @@ static SAMPLING: AtomicBool = AtomicBool::new(false);
 /// Bytes that the program has sent itself since the last measured call.
 static BYTES_SINCE_SAMPLE: AtomicU64 = AtomicU64::new(SAMPLE_INTERVAL_BYTES);
 
-/// Runs `work` on the measurements unless another thread has them: a forked child would wait forever for a lock that
-/// the parent held.
+/// Runs `work` on the measurements unless another thread has them.
 fn with_measurements<T>(work: impl FnOnce(&mut Measurements) -> T) -> Option<T> {
-    match MEASUREMENTS.try_lock() {
+    // `peek` makes no system call
+    let all = MEASUREMENTS.peek().unwrap_or_else(|| MEASUREMENTS.get());
+    match all.try_lock() {
         Ok(mut measured) => Some(work(&mut measured)),
         Err(TryLockError::Poisoned(measured)) => Some(work(&mut measured.into_inner())),
         Err(TryLockError::WouldBlock) => None,

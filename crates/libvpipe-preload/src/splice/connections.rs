@@ -10,8 +10,8 @@ use vpipe::engine::{ByteRange, Engine, PerProcess, PipeEvent, PipeState, Table};
 use vpipe::{FileId, TransferKind, classify, file_id, settings};
 
 use super::Reply;
-use crate::epoll_sets;
 use crate::guard::{borrow, is_nonblocking};
+use crate::{epoll_sets, io_uring};
 
 /// Most connections in the table.
 const MAX_CONNECTIONS: usize = 4096;
@@ -163,7 +163,7 @@ impl Source {
         if length < settings().min_relay_bytes || self.relay.is_some() {
             return None;
         }
-        if table.is_agent_unreachable() {
+        if table.is_agent_unreachable() || io_uring::is_used() {
             return None;
         }
         let (source, sink): (BorrowedFd<'_>, BorrowedFd<'_>) = (borrow(self.fd)?, borrow(to)?);
@@ -175,11 +175,9 @@ impl Source {
         let (from, to) = (source.as_raw_fd(), sink.as_raw_fd());
         let watcher = Box::new(move |news| {
             let over = news != PipeEvent::Progress;
-            if let Some(mut descriptor) = epoll_sets::descriptor(to) {
-                descriptor.add_to_sets(to, over);
-            }
-            if over && let Some(mut descriptor) = epoll_sets::descriptor(from) {
-                descriptor.add_to_sets(from, true);
+            epoll_sets::add_to_sets(to, over);
+            if over {
+                epoll_sets::add_to_sets(from, true);
             }
         });
         let part = ByteRange {

@@ -16,14 +16,14 @@ mod connections;
 
 use std::ffi::{c_int, c_uint};
 use std::ptr::null_mut;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError};
 use std::time::Instant;
 
 use libc::{size_t, ssize_t};
 use rustix::fs::{FileType, fstat};
 use rustix::io::ioctl_fionread;
-use vpipe::engine::{Engine, Table, marks};
+use vpipe::engine::{Engine, TableGuard, marks};
 use vpipe::{FileId, file_id, settings};
 
 use crate::bypass::{self, UNBOUNDED_BYTES};
@@ -58,7 +58,7 @@ pub fn splice(from: c_int, to: c_int, count: size_t, flags: c_uint) -> Option<ss
         count,
         flags,
     };
-    if (marks::of(from) | marks::of(to)) & marks::PIPE == 0 {
+    if (marks::of(from) | marks::of(to)) & (marks::PIPE | marks::ALIAS) == 0 {
         let many = count as u64;
         if many < settings().min_relay_bytes {
             return call.small();
@@ -281,7 +281,7 @@ impl Call {
     }
 
     /// Nothing is new: makes the program wait for news in epoll, or here if it polls.
-    fn wait(&self, engine: &Engine, mut table: MutexGuard<'_, Table>, relay: Option<u64>) {
+    fn wait(&self, engine: &Engine, mut table: TableGuard<'_>, relay: Option<u64>) {
         let Some(record) = relay.and_then(|id| table.pipe(id)) else {
             return;
         };

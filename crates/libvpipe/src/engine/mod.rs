@@ -7,22 +7,32 @@
 //! change wakes waiting threads and calls the [`Watcher`].
 //!
 //! This module bypasses the C library for all system calls that the preload library replaces.
+//!
+//! A signal handler may interrupt the program in `malloc`, or a thread that has the table. So calls that POSIX allows in
+//! handlers use only [`marks`], [`Engine::peek`], [`Engine::try_lock`], [`Engine::is_socket_of_pipe`] and
+//! [`Table::reset`]: these neither wait for a lock nor allocate nor free memory. Work that needs a lock that is not
+//! free is [deferred](marks::defer) to the thread that has the lock: a hook does it when the thread unlocks.
 
+mod change;
 mod descriptor;
 mod link;
 pub mod marks;
 mod process;
+mod slots;
 mod table;
 
 pub(crate) use descriptor::Descriptor;
-pub use process::PerProcess;
+pub use process::{PerProcess, is_own, watch_forks};
+pub use slots::FdSlots;
 pub use table::{ByteRange, Endpoint, Pipe, PipeEvent, PipeState, Table, Watcher};
 
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -38,7 +48,63 @@ const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 /// Stack of the receiving thread, in bytes.
 const THREAD_STACK_BYTES: usize = 256 << 10;
 
+/// Attempts of [`Engine::try_lock`]: a thread that has the table seldom has it for longer.
+const LOCK_ATTEMPTS: u32 = 100;
+
 static ENGINE: PerProcess<Engine> = PerProcess::new();
+static UNLOCK_HOOK: OnceLock<fn()> = OnceLock::new();
+
+/// Sets what a thread does after it has unlocked the table while work is [deferred](marks::defer). The first caller's
+/// function stays.
+pub fn set_unlock_hook(hook: fn()) {
+    let _ = UNLOCK_HOOK.set(hook);
+}
+
+/// Runs the hook if work is deferred. Call this after unlocking.
+#[inline]
+pub fn run_unlock_hook() {
+    // a handler either sees the lock free or is seen here
+    fence(Ordering::SeqCst);
+    if marks::any_deferred()
+        && let Some(hook) = UNLOCK_HOOK.get()
+    {
+        hook();
+    }
+}
+
+/// The locked table. Unlocking it does the deferred work.
+pub struct TableGuard<'a>(ManuallyDrop<MutexGuard<'a, Table>>);
+
+impl TableGuard<'_> {
+    /// Unlocks the table and leaves deferred work to the caller.
+    pub fn unlock_quietly(self) {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is neither used nor dropped after this.
+        unsafe { ManuallyDrop::drop(&mut this.0) };
+    }
+}
+
+impl Deref for TableGuard<'_> {
+    type Target = Table;
+
+    fn deref(&self) -> &Table {
+        &self.0
+    }
+}
+
+impl DerefMut for TableGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Table {
+        &mut self.0
+    }
+}
+
+impl Drop for TableGuard<'_> {
+    fn drop(&mut self) {
+        // SAFETY: it is not used after this.
+        unsafe { ManuallyDrop::drop(&mut self.0) };
+        run_unlock_hook();
+    }
+}
 
 /// Why no pipe was started. The program moves its bytes itself.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +118,9 @@ pub enum Refusal {
     /// The agent cannot be reached.
     #[error("agent cannot be reached: {0}")]
     Unreachable(#[source] io::Error),
+    /// Another descriptor may be the same socket.
+    #[error("another descriptor may be the same socket")]
+    Shared,
     /// The descriptor's number is too large.
     #[error("descriptor's number is too large")]
     DescriptorTooLarge,
@@ -61,6 +130,8 @@ pub enum Refusal {
 #[derive(Default)]
 pub struct Engine {
     table: Mutex<Table>,
+    /// Inode of the last socket that the library has sent to the agent, for each descriptor.
+    sockets: FdSlots<AtomicU64>,
 }
 
 impl Engine {
@@ -79,9 +150,35 @@ impl Engine {
         ENGINE.peek()
     }
 
-    /// Locks the table, which keeps the receiving thread waiting.
-    pub fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Locks the table, which keeps the receiving thread waiting. Not for signal handlers.
+    pub fn lock(&self) -> TableGuard<'_> {
+        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = TableGuard(ManuallyDrop::new(table));
+        table.free_buried();
+        table
+    }
+
+    /// Locks the table if it is free, or will be within microseconds.
+    pub fn try_lock(&self) -> Option<TableGuard<'_>> {
+        fence(Ordering::SeqCst); // after work was deferred: see `run_unlock_hook`
+        for _ in 0..LOCK_ATTEMPTS {
+            let table = match self.table.try_lock() {
+                Ok(table) => table,
+                Err(TryLockError::Poisoned(table)) => table.into_inner(),
+                Err(TryLockError::WouldBlock) => {
+                    std::hint::spin_loop();
+                    continue;
+                }
+            };
+            return Some(TableGuard(ManuallyDrop::new(table)));
+        }
+        None
+    }
+
+    /// Whether the descriptor, which has a pipe, is still the socket of that pipe. Takes no lock.
+    pub fn is_socket_of_pipe(&self, fd: RawFd, socket: FileId) -> bool {
+        let known = self.sockets.get(fd);
+        known.is_none_or(|inode| inode.load(Ordering::Acquire) == socket.inode)
     }
 
     /// Whether the agent may be reachable. While it is not, callers need not check descriptors.
@@ -120,6 +217,13 @@ impl Engine {
             }
             if !marks::set(fd, marks::LENT) {
                 return Err(Refusal::DescriptorTooLarge);
+            }
+            // a thread that duplicates the descriptor marks it first and then looks for LENT
+            if marks::of(fd) & (marks::SHARED | marks::ALIAS) != 0 {
+                return Err(Refusal::Shared);
+            }
+            if let Some(inode) = self.sockets.get_or_make(fd) {
+                inode.store(id.inode, Ordering::Release);
             }
         }
         let named = (found.kind != TransferKind::Send).then_some(found.source);
@@ -181,7 +285,7 @@ impl Engine {
             link: link.number,
             begun,
             watcher,
-            changed: Arc::new(Condvar::new()),
+            changed: Arc::default(),
         };
         table.insert(record);
         Ok(id)
@@ -233,22 +337,19 @@ impl Engine {
     /// Waits until a pipe changes, or until the time `until`. The table is unlocked meanwhile: the
     /// caller must look up the pipe again.
     pub fn wait<'a>(
-        &self,
-        mut table: MutexGuard<'a, Table>,
+        &'a self,
+        mut table: TableGuard<'a>,
         id: u64,
         until: Option<Instant>,
-    ) -> MutexGuard<'a, Table> {
+    ) -> TableGuard<'a> {
         let Some(changed) = table.pipe(id).map(|record| record.changed.clone()) else {
             return table;
         };
-        match until {
-            None => changed.wait(table).unwrap_or_else(PoisonError::into_inner),
-            Some(t) => {
-                let time = t.saturating_duration_since(Instant::now());
-                let waited = changed.wait_timeout(table, time);
-                waited.unwrap_or_else(PoisonError::into_inner).0
-            }
-        }
+        let seen = changed.now();
+        drop(table);
+        let time = until.map(|t| t.saturating_duration_since(Instant::now()));
+        changed.wait(seen, time);
+        self.lock()
     }
 }
 

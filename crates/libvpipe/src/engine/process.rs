@@ -5,28 +5,41 @@
 
 use std::marker::PhantomData;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Once, OnceLock};
+use std::sync::Once;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use rustix::process::{Pid, getpid};
+
+use super::marks;
 
 /// Number of forks that led to this process.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 static FORK_HANDLER: Once = Once::new();
-static IN_CHILD: OnceLock<fn()> = OnceLock::new();
+/// Process ID of the process that has this memory. A child of vfork has another one, and so has a child of `_Fork`,
+/// which runs no handlers.
+static OWNER: AtomicI32 = AtomicI32::new(0);
 
 extern "C" fn after_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
-    if let Some(reset) = IN_CHILD.get() {
-        reset();
-    }
+    OWNER.store(getpid().as_raw_nonzero().get(), Ordering::Relaxed);
+    marks::reset_after_fork();
 }
 
-/// Registers `reset`, which runs in the child of each fork after the parent has made a value.
-/// `reset` may touch only atomics. The function of the first caller stays; later calls change
-/// nothing.
-pub fn in_child(reset: fn()) {
-    let _ = IN_CHILD.set(reset);
+/// From now on a forked child begins with values of its own. The preload library calls this before `main`; a signal
+/// handler cannot be the first caller then.
+pub fn watch_forks() {
+    FORK_HANDLER.call_once(|| {
+        OWNER.store(getpid().as_raw_nonzero().get(), Ordering::Relaxed);
+        // SAFETY: the handler has no argument, touches only atomics, and makes system calls. Without memory for it,
+        // forks are still noticed by their process ID.
+        unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
+    });
+}
+
+/// Whether the calling process may change the marks of descriptors: false for children of vfork and `_Fork`. Call
+/// [`watch_forks`] before.
+pub fn is_own() -> bool {
+    OWNER.load(Ordering::Relaxed) == getpid().as_raw_nonzero().get()
 }
 
 struct Stored<T> {
@@ -81,11 +94,7 @@ impl<T: Default + Send + Sync + 'static> PerProcess<T> {
         if let Some(value) = self.own() {
             return value;
         }
-        FORK_HANDLER.call_once(|| {
-            // SAFETY: the handler has no argument and touches only atomics. Without memory for it, forks are still
-            // noticed by their process ID.
-            unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
-        });
+        watch_forks();
         let before = self.place.load(Ordering::Acquire);
         let new = Box::into_raw(Box::new(Stored {
             forks: FORKS.load(Ordering::Relaxed),

@@ -3,11 +3,12 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::sync::{Arc, Condvar};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use viola_proto::pipe::library::{LibraryReply, LibraryRequest, LostConnections};
 
+use super::change::Change;
 use super::link::AgentLink;
 use super::marks;
 use crate::candidate::{FileId, file_id};
@@ -97,7 +98,7 @@ pub struct Pipe {
     /// Start time and number of active pipes then, itself included, for [`threshold`].
     pub(super) begun: Option<(Instant, usize)>,
     pub(super) watcher: Watcher,
-    pub(super) changed: Arc<Condvar>,
+    pub(super) changed: Arc<Change>,
 }
 
 impl Pipe {
@@ -151,6 +152,9 @@ impl Pipe {
 
     fn end(&mut self, state: PipeState) {
         self.state = state;
+        for (fd, _) in self.sockets() {
+            marks::clear(fd, marks::HELD);
+        }
         self.changed.notify_all();
         let news = match state {
             PipeState::Refused(_) => PipeEvent::Refused,
@@ -168,6 +172,8 @@ pub(super) type RefusalKey = (Option<FileId>, FileId);
 pub struct Table {
     records: HashMap<u64, Pipe>,
     sockets: HashMap<RawFd, u64>,
+    /// Pipes whose sockets were closed. [`Table::reset`] may run in a signal handler, which must not free memory.
+    buried: Vec<Pipe>,
     /// Expiry of each refusal; `None` for never.
     refusals: HashMap<RefusalKey, Option<Instant>>,
     pub(super) link: Option<AgentLink>,
@@ -207,10 +213,10 @@ impl Table {
     }
 
     /// Resets the pipe of a socket that is closed, with all connections that the host has. The other socket of the
-    /// pipe gets `ECONNRESET`.
+    /// pipe gets `ECONNRESET`. Neither allocates nor frees memory.
     pub fn reset(&mut self, fd: RawFd) {
         let Some(&id) = self.sockets.get(&fd) else {
-            marks::clear(fd, marks::PIPE);
+            marks::clear(fd, marks::PIPE | marks::HELD);
             return;
         };
         self.send(id, LibraryRequest::Reset { id });
@@ -242,7 +248,12 @@ impl Table {
 
     /// Removes a pipe.
     pub fn remove(&mut self, id: u64) {
-        if let Some(record) = self.records.remove(&id) {
+        drop(self.take(id));
+    }
+
+    fn take(&mut self, id: u64) -> Option<Pipe> {
+        let record = self.records.remove(&id);
+        if let Some(record) = &record {
             if let Some((file, _)) = record.checked_file {
                 // another pipe of the same file checks it again
                 marks::file_closing(file);
@@ -252,6 +263,12 @@ impl Table {
             }
             record.changed.notify_all();
         }
+        record
+    }
+
+    /// Frees the pipes whose sockets were closed.
+    pub(super) fn free_buried(&mut self) {
+        self.buried.clear();
     }
 
     /// Detaches a socket from its pipe, and removes a pipe without sockets.
@@ -262,14 +279,15 @@ impl Table {
         self.detach(fd, id);
         let left = self.records.get(&id).map(Pipe::sockets);
         if !left.is_some_and(|mut left| left.any(|(fd, _)| self.sockets.get(&fd) == Some(&id))) {
-            self.remove(id);
+            let gone = self.take(id);
+            self.buried.extend(gone); // `insert` has made room
         }
     }
 
     fn detach(&mut self, fd: RawFd, id: u64) {
         if self.sockets.get(&fd) == Some(&id) {
             self.sockets.remove(&fd);
-            marks::clear(fd, marks::PIPE);
+            marks::clear(fd, marks::PIPE | marks::HELD);
         }
     }
 
@@ -297,9 +315,10 @@ impl Table {
 
     pub(super) fn insert(&mut self, record: Pipe) {
         for (fd, _) in record.sockets() {
-            marks::set(fd, marks::PIPE | marks::LENT);
+            marks::set(fd, marks::PIPE | marks::LENT | marks::HELD);
             self.sockets.insert(fd, record.id);
         }
+        self.buried.reserve(self.records.len() + 1);
         self.records.insert(record.id, record);
     }
 
