@@ -31,7 +31,7 @@ fn row_of(abi: u32) -> Row {
             let why = format!("own users, seccomp, Landlock {abi} (files, TCP, signals)");
             return row(RowState::Yes, "ok", why, None);
         }
-        ..4 => "TCP ports, signals and abstract sockets are held by seccomp only",
+        MIN_LANDLOCK_ABI..4 => "TCP ports, signals and abstract sockets are held by seccomp only",
         4..FULL_LANDLOCK_ABI => "signals and abstract sockets are held by seccomp only",
     };
     let why = format!("own users, seccomp, Landlock {abi}: {missing}");
