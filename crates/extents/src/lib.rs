@@ -42,6 +42,8 @@
 //! tables of a live qcow2 image again.
 
 mod extent;
+#[cfg(all(feature = "host", any(test, feature = "fuzzing")))]
+pub mod fuzzing;
 #[cfg(feature = "guest")]
 pub mod guest;
 #[cfg(feature = "host")]
