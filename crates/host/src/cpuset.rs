@@ -13,10 +13,17 @@ use crate::thread::Tid;
 /// Number of CPUs that Linux can be built for on any architecture (`NR_CPUS`).
 pub const MAX_CPUS: u32 = 8192;
 
-/// CPU numbers, `0..MAX_CPUS`. Serialized as an array of numbers.
+/// CPU numbers, `0..MAX_CPUS`. Serialized as an array of numbers; reading one drops numbers of [`MAX_CPUS`] and above.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
+#[serde(from = "BTreeSet<u32>")]
 pub struct CpuSet(BTreeSet<u32>);
+
+impl From<BTreeSet<u32>> for CpuSet {
+    fn from(mut cpus: BTreeSet<u32>) -> Self {
+        drop(cpus.split_off(&MAX_CPUS));
+        Self(cpus)
+    }
+}
 
 /// A text that is not a CPU list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -165,6 +172,15 @@ impl fmt::Display for CpuSet {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reading_drops_cpus_that_cannot_exist() {
+        let set: CpuSet = serde_json::from_str("[3,8191,8192,4294967295]").unwrap();
+        assert_eq!(set.to_string(), "3,8191");
+        // Its mask is as long as the kernel's, not half a gigabyte.
+        assert_eq!(set.to_mask().len(), 128);
+        assert_eq!(serde_json::to_string(&set).unwrap(), "[3,8191]");
+    }
     use proptest::prelude::*;
 
     #[test]

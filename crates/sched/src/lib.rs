@@ -11,6 +11,8 @@
 
 mod core_lock;
 pub mod eevdf;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod mechanism;
 mod plan;
 mod priorities;

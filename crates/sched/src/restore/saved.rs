@@ -58,16 +58,22 @@ impl SavedState {
     /// [`RestoreError`].
     pub fn read(path: &Path) -> Result<Self, RestoreError> {
         match fs::read(path) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|e| RestoreError::Damaged {
-                path: path.to_owned(),
-                why: e.to_string(),
-            }),
+            Ok(bytes) => Self::parse(path, &bytes),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
             Err(source) => Err(RestoreError::File {
                 path: path.to_owned(),
                 source,
             }),
         }
+    }
+
+    /// Parses the bytes of the file at `path`.
+    pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<Self, RestoreError> {
+        serde_json::from_slice(bytes).map_err(|e| RestoreError::Damaged {
+            path: path.to_owned(),
+            // It may quote the file.
+            why: e.to_string().replace(char::is_control, "\u{fffd}"),
+        })
     }
 
     /// Replaces the file atomically: a reader sees the old or the new one.

@@ -414,3 +414,12 @@ fn an_older_file_without_groups_is_read() {
     .unwrap();
     assert_eq!((vm.forked, vm.own), (Vec::new(), OwnGroups::default()));
 }
+
+#[test]
+fn a_damaged_file_is_quoted_without_control_characters() {
+    let file = br#"{"processes":[],"vms":[{"id":"x","pid":7,"start_time":8,"default":{"policy":"\u001b[2J\n"}}]}"#;
+    let error = SavedState::parse(Path::new("slots.json"), file).unwrap_err();
+    let said = error.to_string();
+    assert!(said.contains("[2J"), "{said}");
+    assert!(!said.contains(char::is_control), "{said:?}");
+}

@@ -427,14 +427,14 @@ fn only_a_proved_disk_with_blocks_is_reported_for_readers() {
     let mut test = TestSession::new(Limits::default());
     let empty = tempfile::tempfile().unwrap();
     empty.set_len(DISK).unwrap();
-    let fds = vec![empty.into(), disk().into()];
+    let fds = vec![empty.into(), test.disk.try_clone().unwrap().into()];
     let disks = open_images(vec![spec(1), spec(2)], fds).unwrap();
     let (now, mut out) = (test.now, Vec::new());
     test.session.replace_disks(now, disks, "disks", &mut out);
     test.complete_pending();
     test.handle(hello(1));
     test.complete_pending();
-    assert_eq!(test.handle(proof(0, nonce())), [ToAgent::ProofOk { fs: 0 }]);
+    assert_eq!(test.prove(0), [ToAgent::ProofOk { fs: 0 }]);
     // vpipe, too, proves file systems; readers get the disk with the first block.
     assert!(test.stat().block_disks.is_empty());
     test.handle(name(5, 7));
@@ -445,7 +445,7 @@ fn only_a_proved_disk_with_blocks_is_reported_for_readers() {
     };
     test.handle(all);
     assert!(test.stat().block_disks.is_empty());
-    test.handle(proof(0, nonce()));
+    test.prove(0);
     test.handle(name(6, 8));
     assert_eq!(test.stat().block_disks, [2]);
     test.session.end_epoch(now, "reset", &mut out);
