@@ -43,14 +43,8 @@ fn ask_within(path: &Path, mac: Mac, action: VfAction, timeout: Duration) -> io:
     stream.write_all(&frame)?;
     let mut reader = FrameReader::new();
     loop {
-        while let Some(answer) = reader.next::<LaneReply>() {
-            match answer {
-                Ok(LaneReply { n, failed }) if n == asked.n => {
-                    return failed.map_or(Ok(()), |why| Err(io::Error::other(printable(&why))));
-                }
-                // a reply to an earlier request, or not valid
-                _ => {}
-            }
+        if let Some(reply) = reply_to(asked.n, &mut reader) {
+            return reply.map_err(io::Error::other);
         }
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -69,6 +63,19 @@ fn ask_within(path: &Path, mac: Mac, action: VfAction, timeout: Duration) -> io:
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
         }
     }
+}
+
+/// The reply to request `number` among the received ones: done, or the agent's reason. Drops replies to earlier requests and
+/// those that are not valid.
+pub(crate) fn reply_to(number: u64, reader: &mut FrameReader) -> Option<Result<(), String>> {
+    while let Some(reply) = reader.next::<LaneReply>() {
+        if let Ok(LaneReply { n, failed }) = reply
+            && n == number
+        {
+            return Some(failed.map_or(Ok(()), |why| Err(printable(&why))));
+        }
+    }
+    None
 }
 
 /// The agent's reason without control characters, at most 200 characters: it goes to the log.

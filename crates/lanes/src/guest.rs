@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How the daemon reaches a guest of any kind, as the journal keeps it.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::attach::Attachment;
@@ -20,7 +22,19 @@ pub enum GuestAccess {
     Uml(UmlGuest),
 }
 
+/// Longest time to release a VF that the configuration allows.
+pub(crate) const MAX_RELEASE_TIMEOUT: Duration = Duration::from_secs(600);
+
 impl GuestAccess {
+    /// Time in which the guest has to release the VF.
+    pub(crate) fn release_timeout(&self) -> Duration {
+        match self {
+            Self::Netns(_) => Duration::ZERO,
+            Self::Qemu(guest) => guest.release_timeout,
+            Self::Uml(guest) => guest.release_timeout,
+        }
+    }
+
     /// The guest's operations on a VF.
     pub fn attachment(&mut self) -> &mut dyn Attachment {
         match self {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use viola_netdev::Mac;
 
 use crate::error::LaneError;
-use crate::guest::GuestAccess;
+use crate::guest::{GuestAccess, MAX_RELEASE_TIMEOUT};
 
 /// The operation in progress on a VF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,7 +66,7 @@ impl Journal {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return (journal, None),
             Err(e) => return (journal, Some(format!("{}: {e}", path.display()))),
         };
-        match serde_json::from_slice(&bytes) {
+        match parse(&bytes) {
             Ok(entries) => {
                 journal.entries = entries;
                 (journal, None)
@@ -129,9 +129,60 @@ impl Journal {
     }
 }
 
+/// Parses the file's bytes; otherwise one clause that says what is wrong.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Vec<Entry>, String> {
+    let entries: Vec<Entry> = serde_json::from_slice(bytes)
+        .map_err(|e| e.to_string().replace(char::is_control, "\u{fffd}"))?;
+    // They become parts of paths of sysfs.
+    let is_name = |name: &str| !matches!(name, "" | "." | "..") && !name.contains(['/', '\0']);
+    for e in &entries {
+        let Entry {
+            pf, vf, address, ..
+        } = e;
+        if !is_name(pf) || !is_name(address) {
+            return Err(format!(
+                "VF {vf} has interface {pf:?} and address {address:?}"
+            ));
+        }
+        let timeout = e.access.release_timeout();
+        if timeout > MAX_RELEASE_TIMEOUT {
+            return Err(format!("VF {vf} of {pf:?} has {timeout:?} to be released"));
+        }
+    }
+    Ok(entries)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_journal_names_no_path_outside_of_sysfs() {
+        for name in ["", ".", "..", "../../tmp", "p0\0"] {
+            let [mut pf, mut address] = [entry(1, Stage::Held), entry(1, Stage::Held)];
+            pf.pf = name.into();
+            address.address = name.into();
+            for entry in [pf, address] {
+                let bytes = serde_json::to_vec(&[entry]).unwrap();
+                assert!(parse(&bytes).is_err(), "{name:?}");
+            }
+        }
+        let bytes = serde_json::to_vec(&[entry(1, Stage::Held)]).unwrap();
+        assert_eq!(parse(&bytes).unwrap(), [entry(1, Stage::Held)]);
+        let mut endless = entry(1, Stage::Held);
+        endless.access = GuestAccess::Uml(crate::uml::UmlGuest {
+            folder: "/u".into(),
+            pid: 7,
+            start_time: 8,
+            mac: [2, 0, 0, 0, 0, 1],
+            unit: 1,
+            release_timeout: std::time::Duration::MAX,
+        });
+        let bytes = serde_json::to_vec(&[endless]).unwrap();
+        assert!(parse(&bytes).is_err(), "the time of its end overflows");
+        let said = parse(br#"[{"\u001b[2J\n":1}]"#).unwrap_err();
+        assert!(!said.contains(char::is_control), "{said:?}");
+    }
 
     fn entry(vf: u32, stage: Stage) -> Entry {
         Entry {

@@ -23,6 +23,8 @@ pub mod agent;
 pub mod attach;
 pub mod error;
 pub mod eswitch;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod guest;
 pub mod journal;
 pub mod netns;

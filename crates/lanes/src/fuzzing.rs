@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Fuzz target: what viola-agent in a hostile guest replies about VFs, and the journal of VFs. `scripts/fuzz.sh` runs it, and
+//! a test replays the corpus.
+
+use viola_proto::agent::{FrameReader, HEADER_BYTES, MAGIC, MAX_PAYLOAD_BYTES, crc32c};
+
+use crate::{agent, journal};
+
+/// The number of the request to which a reply is awaited.
+const REQUEST: u64 = 7;
+
+/// Runs one input; panics when a property does not hold.
+///
+/// The first byte chooses the target: 0 the agent's byte stream; 1 replies, one a line, each of which gets a valid frame; 2 a
+/// journal.
+pub fn lanes(input: &[u8]) {
+    let Some((target, rest)) = input.split_first() else {
+        return;
+    };
+    let mut reader = FrameReader::new();
+    match target % 3 {
+        0 => {
+            for piece in rest.chunks(1 + usize::from(*target)) {
+                reader.push(piece);
+                check(&mut reader);
+            }
+        }
+        1 => {
+            for line in rest.split(|b| *b == b'\n') {
+                reader.push(&frame(&line[..line.len().min(MAX_PAYLOAD_BYTES)]));
+                check(&mut reader);
+            }
+        }
+        _ => match journal::parse(rest) {
+            Ok(entries) => {
+                let written = serde_json::to_vec(&entries).expect("JSON");
+                assert_eq!(journal::parse(&written), Ok(entries));
+            }
+            Err(why) => assert!(!why.contains(char::is_control), "{why:?}"),
+        },
+    }
+}
+
+fn check(reader: &mut FrameReader) {
+    if let Some(Err(why)) = agent::reply_to(REQUEST, reader) {
+        assert!(!why.contains(char::is_control) && why.chars().count() <= 200);
+    }
+}
+
+fn frame(payload: &[u8]) -> Vec<u8> {
+    let mut frame = Vec::with_capacity(HEADER_BYTES + payload.len());
+    frame.extend(MAGIC);
+    frame.extend((payload.len() as u32).to_le_bytes());
+    frame.extend(crc32c(payload).to_le_bytes());
+    frame.extend(payload);
+    frame
+}
+
+#[cfg(test)]
+#[path = "../../../fuzz/replay.rs"]
+mod replay;
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_corpus_breaks_no_property() {
+        super::replay::replay("lanes", super::lanes);
+    }
+}
