@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fuzz target: what a hypervisor that a VM has taken over can send. `scripts/fuzz.sh` runs it, and a test replays the
-//! corpus.
+//! Fuzz targets: what a hypervisor that a VM has taken over can send, and what other programs of the host say of VMs.
+//! `scripts/fuzz.sh` runs them, and tests replay the corpora.
 
+use crate::confirm::{libvirt as pid_file, registrations};
+use crate::libvirt::Message;
 use crate::qemu::{QemuArgs, fuzzing};
-use crate::uml::UmlArgs;
+use crate::uml::{UmlArgs, console};
+use crate::vm::Hypervisor;
 
 /// Runs one input; panics when a property does not hold.
 ///
@@ -20,6 +23,78 @@ pub fn hypervisor(input: &[u8]) {
         2 => drop(fuzzing::watch(rest)),
         3 => inventory(&numbered(rest)),
         _ => drop(fuzzing::watch(&numbered(rest))),
+    }
+}
+
+/// Runs one input; panics when a property does not hold.
+///
+/// The first byte chooses the target: 0 a line of libvirt's helper; 1 datagrams of a UML guest's console, each after two bytes
+/// of length, little endian; 2 a registration; 3 a pid file; 4 the path of a control group, a zero byte and the name of a VM;
+/// 5 and 6 answers of Firecracker and Cloud Hypervisor, separated by zero bytes.
+pub fn host_answers(input: &[u8]) {
+    let Some((target, rest)) = input.split_first() else {
+        return;
+    };
+    let text = String::from_utf8_lossy(rest);
+    match target % 7 {
+        0 => {
+            if let Ok(message) = serde_json::from_str::<Message>(&text) {
+                let line = serde_json::to_string(&message).expect("JSON");
+                assert!(!line.contains('\n'), "{line}");
+                assert_eq!(serde_json::from_str::<Message>(&line).ok(), Some(message));
+            }
+        }
+        1 => console_answer(rest),
+        2 => {
+            if let Some(found) = registrations::parse(&text) {
+                assert!(!found.name.is_empty() && !found.name.contains(char::is_control));
+                let line = format!("{} {}\n", found.start_time, found.name);
+                assert_eq!(registrations::parse(&line), Some(found));
+            }
+        }
+        3 => {
+            if let Some(pid) = pid_file::pid_in(&text) {
+                assert!(text.contains(&pid.to_string()), "{text:?}: {pid}");
+            }
+        }
+        4 => machine(&text),
+        5 => microvm(Hypervisor::Firecracker, rest),
+        _ => microvm(Hypervisor::CloudHypervisor, rest),
+    }
+}
+
+fn console_answer(mut rest: &[u8]) {
+    let datagrams = std::iter::from_fn(|| {
+        let (length, after) = rest.split_first_chunk()?;
+        let length = usize::from(u16::from_le_bytes(*length));
+        let (datagram, after) = after.split_at(after.len().min(length));
+        rest = after;
+        Some(datagram)
+    });
+    match console::answer_of(datagrams) {
+        // 64 parts of 512 bytes, each of which may become a replacement character
+        Ok(text) => assert!(text.len() <= 64 * 512 * 3),
+        Err(e) => assert!(!e.to_string().contains(char::is_control), "{e}"),
+    }
+}
+
+fn machine(text: &str) {
+    let (group, name) = text.split_once('\0').unwrap_or((text, "db01"));
+    let Some((scope, machine)) = pid_file::machine_of(group) else {
+        return;
+    };
+    assert!(group.starts_with(scope) && scope.starts_with("/machine.slice/machine-"));
+    assert!(!scope["/machine.slice/".len()..].contains('/'), "{scope}");
+    if pid_file::is_machine_of(&machine, name) {
+        let is_plain = |c: char| c.is_ascii_alphanumeric();
+        assert!(name.contains(is_plain), "{machine:?} is {name:?}");
+    }
+}
+
+fn microvm(hypervisor: Hypervisor, output: &[u8]) {
+    let answers = output.split(|b| *b == 0);
+    for text in crate::microvm::texts_of(hypervisor, answers).unwrap_or_default() {
+        assert!(!text.contains(char::is_control), "{text:?}");
     }
 }
 
@@ -83,5 +158,10 @@ mod tests {
     #[test]
     fn the_corpus_breaks_no_property() {
         super::replay::replay("hypervisor", super::hypervisor);
+    }
+
+    #[test]
+    fn the_corpus_of_other_programs_breaks_no_property() {
+        super::replay::replay("host_answers", super::host_answers);
     }
 }

@@ -29,12 +29,17 @@ pub(super) fn pid_files(folder: &Path, owner: u32) -> BTreeMap<Tid, String> {
         // A folder that libvirt itself made holds only its files, but a link could name any.
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
         let text = proc::read_text(&path).ok().flatten();
-        let pid = text.and_then(|t| t.trim().parse().ok());
+        let pid = text.and_then(|t| pid_in(&t));
         if let Some(pid) = pid.filter(|_| is_file && is_owned(&path, owner)) {
             found.insert(pid, printable(name));
         }
     }
     found
+}
+
+/// The process that a pid file names.
+pub(crate) fn pid_in(text: &str) -> Option<Tid> {
+    text.trim().parse().ok()
 }
 
 /// Compares what a process says of itself with libvirt: `name` is the domain of its pid file, `domains` are those that run.
@@ -61,7 +66,7 @@ pub(super) fn check_domain(
 }
 
 /// The scope that machined made for a domain of libvirt, and the machine's name, from the path of a process's group.
-pub(super) fn machine_of(group: &str) -> Option<(&str, String)> {
+pub(crate) fn machine_of(group: &str) -> Option<(&str, String)> {
     let inside = group.strip_prefix("/machine.slice/")?;
     let (scope, _) = inside.split_once('/').unwrap_or((inside, ""));
     let unit = scope.strip_prefix("machine-")?.strip_suffix(".scope")?;
@@ -86,7 +91,7 @@ fn unescape(unit: &str) -> Option<String> {
 
 /// Whether libvirt gives a domain of this name the machine name `qemu-ID-NAME`. It leaves out most characters that are neither
 /// letters nor digits, and cuts the whole at 64 characters (`virDomainGenerateMachineName`).
-pub(super) fn is_machine_of(machine: &str, name: &str) -> bool {
+pub(crate) fn is_machine_of(machine: &str, name: &str) -> bool {
     const MAX_LENGTH: usize = 64;
     let plain =
         |text: &str| -> String { text.chars().filter(char::is_ascii_alphanumeric).collect() };

@@ -13,7 +13,7 @@
 //! the operator's rules bind the name, too.
 
 mod launcher;
-mod libvirt;
+pub(crate) mod libvirt;
 pub mod registrations;
 
 use std::collections::BTreeMap;

@@ -48,7 +48,8 @@ pub(crate) fn read(folder: &Path, pid: Tid, owner: u32) -> Option<Registration> 
     parse(&text)
 }
 
-fn parse(text: &str) -> Option<Registration> {
+/// What a file's text says; `None` when it is not one line of two parts.
+pub(crate) fn parse(text: &str) -> Option<Registration> {
     let (start_time, name) = text.strip_suffix('\n')?.split_once(' ')?;
     let is_name = !name.is_empty() && !name.contains(char::is_control);
     Some(Registration {

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -49,7 +48,10 @@ fn get(socket: &Path, path: &str, deadline: Instant) -> io::Result<Value> {
         format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n\r\n");
     stream.set_write_timeout(Some(time_left(deadline)?))?;
     stream.write_all(request.as_bytes())?;
-    let body = read(&mut stream, deadline)?;
+    let body = read(|more| {
+        stream.set_read_timeout(Some(time_left(deadline)?))?;
+        stream.read(more)
+    })?;
     serde_json::from_slice(&body).map_err(io::Error::other)
 }
 
@@ -62,7 +64,7 @@ fn time_left(deadline: Instant) -> io::Result<Duration> {
 }
 
 /// Reads the body of an answer; the connection stays open.
-fn read(stream: &mut UnixStream, deadline: Instant) -> io::Result<Vec<u8>> {
+fn read(mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut more = [0; 4096];
     loop {
@@ -71,8 +73,7 @@ fn read(stream: &mut UnixStream, deadline: Instant) -> io::Result<Vec<u8>> {
         {
             return Ok(bytes[head..head + length].to_vec());
         }
-        stream.set_read_timeout(Some(time_left(deadline)?))?;
-        match stream.read(&mut more)? {
+        match receive(&mut more)? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             n => bytes.extend_from_slice(&more[..n]),
         }
@@ -152,4 +153,21 @@ fn cloud_hypervisor(info: &Value) -> Answer {
         disks: list(config, "disks").filter_map(disk).collect(),
         macs: list(config, "net").filter_map(mac).collect(),
     }
+}
+
+/// What answers, to all requests in turn, say of a VM.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) fn answer_of<'a>(
+    hypervisor: Hypervisor,
+    mut answers: impl Iterator<Item = &'a [u8]>,
+) -> io::Result<Answer> {
+    let mut next = || -> io::Result<Value> {
+        let mut output = answers.next().unwrap_or_default();
+        let body = read(|more| output.read(more))?;
+        serde_json::from_slice(&body).map_err(io::Error::other)
+    };
+    Ok(match hypervisor {
+        Hypervisor::Firecracker => firecracker(&next()?, &next()?),
+        _ => cloud_hypervisor(&next()?),
+    })
 }

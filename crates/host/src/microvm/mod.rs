@@ -240,5 +240,18 @@ fn kind_of(pid: Tid, thread: &Thread, name: &str) -> ServiceKind {
     }
 }
 
+/// The texts that the answers of an HTTP interface give, for the fuzz target.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn texts_of<'a>(
+    hypervisor: Hypervisor,
+    answers: impl Iterator<Item = &'a [u8]>,
+) -> std::io::Result<Vec<String>> {
+    let answer = api::answer_of(hypervisor, answers)?;
+    let mut texts = vec![answer.state];
+    texts.extend(answer.disks.into_iter().map(|disk| disk.device));
+    texts.extend(answer.macs.into_iter().flat_map(|(tap, mac)| [tap, mac]));
+    Ok(texts)
+}
+
 #[cfg(test)]
 mod tests;

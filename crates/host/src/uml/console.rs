@@ -71,20 +71,38 @@ impl Console {
         request.extend(text.as_bytes());
         request.resize(HEADER_BYTES + MAX_TEXT_BYTES, 0);
         sendto(&socket, &request, SendFlags::empty(), &there).map_err(io::Error::from)?;
-        let mut words = String::new();
-        for _ in 0..MAX_PARTS {
-            let (failed, more, part) = answer(&socket, timeout)?;
-            words.push_str(&part);
-            match (failed, more) {
-                (_, true) => {}
-                (false, false) => return Ok(words),
-                (true, false) => {
-                    return Err(ConsoleError::Refused(crate::vm::printable(words.trim())));
-                }
+        join(|| answer(&socket, timeout))
+    }
+}
+
+/// Joins the parts of an answer.
+fn join(
+    mut next: impl FnMut() -> io::Result<(bool, bool, String)>,
+) -> Result<String, ConsoleError> {
+    let mut words = String::new();
+    for _ in 0..MAX_PARTS {
+        let (failed, more, part) = next()?;
+        words.push_str(&part);
+        match (failed, more) {
+            (_, true) => {}
+            (false, false) => return Ok(words),
+            (true, false) => {
+                return Err(ConsoleError::Refused(crate::vm::printable(words.trim())));
             }
         }
-        Err(io::Error::from(io::ErrorKind::InvalidData).into())
     }
+    Err(io::Error::from(io::ErrorKind::InvalidData).into())
+}
+
+/// The answer in these datagrams.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn answer_of<'a>(
+    mut datagrams: impl Iterator<Item = &'a [u8]>,
+) -> Result<String, ConsoleError> {
+    join(|| {
+        let bytes = datagrams.next().ok_or(io::ErrorKind::TimedOut)?;
+        read(bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    })
 }
 
 /// A socket with an abstract name, to which the guest answers.
