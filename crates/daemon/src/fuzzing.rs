@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fuzz targets (`scripts/fuzz.sh`): input on the control socket, and configurations. Tests replay the inputs that fuzzers found.
+//! Fuzz targets (`scripts/fuzz.sh`): input on the control socket, configurations, and lines of the libvirt helper. Tests replay the
+//! inputs that fuzzers found.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -128,6 +129,20 @@ pub fn configuration(input: &[u8]) {
     }
 }
 
+/// Takes `input` as the output of the process that talks to libvirt. Panics when a domain has no UUID of its own, or the end's
+/// cause is not one line.
+pub fn libvirt_lines(input: &[u8]) {
+    let (why, domains) = crate::host::libvirt::after(input);
+    for (uuid, domain) in &domains {
+        assert_eq!(*uuid, domain.uuid);
+    }
+    let lines = input.iter().filter(|b| **b == b'\n').count();
+    assert!(lines > 0 || domains.is_empty() && why.is_none());
+    if let Some(why) = why {
+        assert!(!why.contains(char::is_control), "{why:?}");
+    }
+}
+
 #[cfg(test)]
 #[path = "../../../fuzz/replay.rs"]
 mod replay;
@@ -137,6 +152,11 @@ mod tests {
     #[test]
     fn the_control_socket_answers_every_input_that_fuzzers_found() {
         super::replay::replay("control_socket", super::control_socket);
+    }
+
+    #[test]
+    fn every_line_of_libvirts_helper_is_handled_or_ignored() {
+        super::replay::replay("libvirt_lines", super::libvirt_lines);
     }
 
     #[test]

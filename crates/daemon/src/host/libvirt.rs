@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use viola_host::libvirt::{Domain, DomainState, Message};
 use viola_proto::Libvirt as Shown;
 
-use viola_cli::error::{Failure, Outcome};
+use viola_cli::error::{Failure, Outcome, one_line};
 use viola_cli::log::{self, Level};
 
 /// The daemons of libvirt that manage QEMU VMs: the monolithic one, and the modular one.
@@ -82,13 +82,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Libvirt {
-    /// Starts the thread.
-    ///
-    /// # Errors
-    /// When the kernel starts no thread.
-    pub fn start(launch: Launch) -> Outcome<Self> {
-        let inner = Arc::new(Inner {
+impl Inner {
+    fn new() -> Self {
+        Self {
             connection: Mutex::new(Connection {
                 why: "libvirt's daemon does not run".into(),
                 ..Connection::default()
@@ -96,7 +92,26 @@ impl Libvirt {
             has_changed: AtomicBool::new(false),
             ends: AtomicBool::new(false),
             child: Mutex::new(None),
-        });
+        }
+    }
+}
+
+/// Runs the thread's work on what a helper process writes, for the fuzz target. Returns why it ended, and the domains.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn after(output: &[u8]) -> (Option<String>, BTreeMap<String, Domain>) {
+    let inner = Inner::new();
+    let (why, _) = inner.follow(output, &|_| {});
+    let domains = std::mem::take(&mut lock(&inner.connection).domains);
+    (why, domains)
+}
+
+impl Libvirt {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When the kernel starts no thread.
+    pub fn start(launch: Launch) -> Outcome<Self> {
+        let inner = Arc::new(Inner::new());
         let of_thread = inner.clone();
         let thread = std::thread::Builder::new()
             .name("libvirt".into())
@@ -226,15 +241,10 @@ impl Inner {
         if self.ends() {
             self.kill();
         }
-        let mut end = (None, false);
-        for line in out.into_iter().flat_map(|out| lines(BufReader::new(out))) {
-            match serde_json::from_str(&line) {
-                Ok(Message::Disconnected { why, no_library }) => end = (Some(why), no_library),
-                Ok(message) => self.handle(message),
-                // From a newer version of the program, installed while this daemon runs.
-                Err(_) => {}
-            }
-        }
+        let end = match out {
+            Some(out) => self.follow(out, &|what| log::line(Level::Info, what)),
+            None => (None, false),
+        };
         self.kill();
         if let Some(mut child) = lock(&self.child).take() {
             let _ = child.wait();
@@ -242,7 +252,24 @@ impl Inner {
         end
     }
 
-    fn handle(&self, message: Message) {
+    /// Handles the lines of the helper process until they end, and passes on what the log gets. Returns as
+    /// [`Inner::run_process`].
+    fn follow(&self, output: impl Read, log: &dyn Fn(String)) -> (Option<String>, bool) {
+        let mut end = (None, false);
+        for line in lines(BufReader::new(output)) {
+            match serde_json::from_str(&line) {
+                Ok(Message::Disconnected { why, no_library }) => {
+                    end = (Some(one_line(&why)), no_library);
+                }
+                Ok(message) => self.handle(message, log),
+                // From a newer version of the program, installed while this daemon runs.
+                Err(_) => {}
+            }
+        }
+        end
+    }
+
+    fn handle(&self, message: Message, log: &dyn Fn(String)) {
         let mut connection = lock(&self.connection);
         match message {
             Message::Connected { domains } => {
@@ -255,10 +282,7 @@ impl Inner {
                 } else {
                     "domains run"
                 };
-                log::line(
-                    Level::Info,
-                    format!("libvirt: connected, {count} {domains}"),
-                );
+                log(format!("libvirt: connected, {count} {domains}"));
             }
             Message::Event { domain, .. } => {
                 connection.events += 1;
