@@ -21,12 +21,12 @@ use crate::{hazard, table};
 
 const TABLE: u32 = 1;
 /// Content of the disk outside the blocks; no answer may contain it.
-const SECRET: u8 = 0xd7;
+pub(super) const SECRET: u8 = 0xd7;
 /// Content of the blocks.
 const BLOCK: u8 = 0x11;
 
-struct TestBed {
-    service: Arc<Service>,
+pub(super) struct TestBed {
+    pub(super) service: Arc<Service>,
     hazards: hazard::View,
 }
 
@@ -49,7 +49,7 @@ fn found(table: &table::Table, key: &BlockKey) -> Option<Found> {
     })
 }
 
-fn bed() -> &'static TestBed {
+pub(super) fn bed() -> &'static TestBed {
     static BENCH: OnceLock<TestBed> = OnceLock::new();
     BENCH.get_or_init(|| {
         let shared = super::memory_file();

@@ -6,11 +6,13 @@
 mod agent_messages;
 mod fuse_requests;
 mod peer_frames;
+mod stream_frames;
 mod worker_datagrams;
 
 pub use agent_messages::agent_messages;
 pub use fuse_requests::fuse_requests;
 pub use peer_frames::peer_frames;
+pub use stream_frames::stream_frames;
 pub use worker_datagrams::worker_datagrams;
 
 /// Creates an empty file in memory.
@@ -48,6 +50,11 @@ mod tests {
     #[test]
     fn the_corpus_of_worker_datagrams_violates_no_invariant() {
         replay("worker_datagrams", worker_datagrams);
+    }
+
+    #[test]
+    fn the_corpus_of_stream_frames_violates_no_invariant() {
+        replay("stream_frames", stream_frames);
     }
 
     #[test]
