@@ -35,6 +35,8 @@ pub mod blocks;
 pub mod clock;
 pub mod config;
 pub mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod io;
 pub mod lane;
 pub mod pipe;

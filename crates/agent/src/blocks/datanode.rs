@@ -43,22 +43,47 @@ fn probe_within(address: &str, block: &BlockKey, timeout: Duration) -> Probe {
 
 fn try_probe(address: &str, block: &BlockKey, timeout: Duration) -> Result<Probe> {
     let mut connection = Connection::open(address, timeout)?;
-    let status = match connection.ask(block) {
-        Ok(status) => status,
-        Err(e) if is_end(&e) => return Ok(Probe::HungUp),
-        Err(e) => return Err(e),
-    };
-    Ok(match status {
-        SUCCESS => {
-            connection.drain();
-            Probe::Granted
-        }
-        ERROR_ACCESS_TOKEN => Probe::TokenRequired,
+    let answer = connection
+        .ask(block)
+        .and_then(|()| read_answer(&mut connection));
+    let probe = judge(address, answer)?;
+    if probe == Probe::Granted {
+        connection.drain();
+    }
+    Ok(probe)
+}
+
+/// What the status of the DataNode's response says, or the failure to read it.
+fn judge(address: &str, answer: Result<u64>) -> Result<Probe> {
+    Ok(match answer {
+        Ok(SUCCESS) => Probe::Granted,
+        Ok(ERROR_ACCESS_TOKEN) => Probe::TokenRequired,
         // the block may be gone, or the DataNode is not ready
-        other => Probe::Unknown(format!(
+        Ok(other) => Probe::Unknown(format!(
             "the DataNode at {address} answers a read with status {other}"
         )),
+        Err(e) if is_end(&e) => Probe::HungUp,
+        Err(e) => return Err(e),
     })
+}
+
+/// Reads the response and returns its status.
+fn read_answer(from: &mut impl Read) -> Result<u64> {
+    let length = read_varint(from)?;
+    if length > MAX_RESPONSE_BYTES {
+        return Err(malformed());
+    }
+    let mut answer = vec![0; length as usize];
+    from.read_exact(&mut answer)?;
+    // an end of file within the response is a malformed response
+    status(&answer).ok_or_else(malformed)
+}
+
+/// What a DataNode that sends these bytes and hangs up says; `None` for a malformed response.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn probe_of(mut response: &[u8]) -> Option<Probe> {
+    let answer = read_answer(&mut response);
+    judge("dn1:9866", answer).ok()
 }
 
 /// Whether the DataNode has closed the connection.
@@ -88,18 +113,10 @@ impl Connection {
         Err(failed)
     }
 
-    /// Sends the request and returns the status of the response.
-    fn ask(&mut self, block: &BlockKey) -> Result<u64> {
+    /// Sends the request.
+    fn ask(&mut self, block: &BlockKey) -> Result<()> {
         self.stream.set_write_timeout(Some(time_left(self.end)?))?;
-        self.stream.write_all(&request(block))?;
-        let length = read_varint(self)?;
-        if length > MAX_RESPONSE_BYTES {
-            return Err(malformed());
-        }
-        let mut answer = vec![0; length as usize];
-        self.read_exact(&mut answer)?;
-        // an end of file within the response is a malformed response
-        status(&answer).ok_or_else(malformed)
+        self.stream.write_all(&request(block))
     }
 
     /// Reads the rest of the response: a DataNode logs a warning when a client closes before it has read all.

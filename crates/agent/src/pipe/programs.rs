@@ -151,7 +151,8 @@ impl Drop for Programs {
     }
 }
 
-fn receive(socket: BorrowedFd<'_>) -> Incoming {
+/// Receives one packet from a connected program.
+pub(crate) fn receive(socket: BorrowedFd<'_>) -> Incoming {
     // one byte more, to detect longer packets
     let mut bytes = [0; PACKET_BYTES + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
