@@ -14,6 +14,8 @@
 //! its connection and keeps the descriptor; [`restore`] and [`restore_in_place`] can put a connection into it again.
 
 mod extract;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod restore;
 mod state;
 mod sys;
