@@ -77,12 +77,14 @@ fn mutate(target: &str, inputs: &[Vec<u8>], run: fn(&[u8]), time: Duration) {
             }
         }
         input.truncate(MAX_BYTES);
-        std::fs::write(&bad, &input).expect("the input");
         let begun = Instant::now();
-        run(&input);
+        if let Err(panic) = std::panic::catch_unwind(|| run(&input)) {
+            std::fs::write(&bad, &input).expect("the input");
+            eprintln!("{target}: it panics with the input {}", bad.display());
+            std::panic::resume_unwind(panic);
+        }
         longest = longest.max(begun.elapsed());
         runs += 1;
     }
-    let _ = std::fs::remove_file(&bad);
     eprintln!("{target}: {runs} inputs, the longest took {longest:?}");
 }
