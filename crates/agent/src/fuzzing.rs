@@ -23,7 +23,7 @@ const MAX_DESCRIPTORS: usize = 3;
 /// Input: packets, each after a byte with the number of descriptors and a byte with the packet's length.
 pub fn program_requests(input: &[u8]) {
     static NULL: OnceLock<OwnedFd> = OnceLock::new();
-    let null = NULL.get_or_init(|| memory());
+    let null = NULL.get_or_init(memory);
     let flags = SocketFlags::CLOEXEC;
     let (program, agent) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("sockets");
