@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::read;
-use rustix::time::{ClockId, clock_gettime};
 
 /// Time between two looks at the process's mappings.
 const RECHECK_INTERVAL_MS: u64 = 1000;
@@ -23,8 +22,7 @@ pub fn is_used() -> bool {
     if USED.load(Ordering::Relaxed) {
         return true;
     }
-    let now = clock_gettime(ClockId::Monotonic);
-    let now = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;
+    let now = now_ms();
     let next = NEXT_LOOK.load(Ordering::Relaxed);
     if now < next {
         return false;
@@ -35,6 +33,17 @@ pub fn is_used() -> bool {
         USED.store(true, Ordering::Relaxed);
     }
     is_used
+}
+
+/// The monotonic clock, ms, by the C library: rustix expects functions of the kernel's vDSO that a UML kernel does not have.
+fn now_ms() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `now` is a live timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
 fn look() -> bool {

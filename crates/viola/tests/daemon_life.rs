@@ -246,9 +246,10 @@ fn log_lines_have_levels_when_stderr_is_the_journal() {
     child.wait().unwrap();
     let text = fs::read_to_string(&log).unwrap();
     assert!(
-        text.starts_with("<6>viola ") && text.contains("\n<4>slices are off: "),
+        text.contains("<6>viola ") && text.contains("\n<4>slices are off: "),
         "{text}"
     );
+    assert!(text.lines().all(|line| line.starts_with('<')), "{text}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use viola_host::qemu::disk_watch::DiskWatch;
-use viola_host::{Hypervisor, Vm, sockets, unix_connect};
+use viola_host::{Hypervisor, Nic, Vm, sockets, unix_connect};
 use viola_proto::pipe::status::PipeVm;
 use viola_proto::vread::Datanode as DatanodeStatus;
 use viola_vread::control::{AgentStat, ImageSpec, Order, Role, Session, WorkerSetup};
@@ -24,6 +24,8 @@ use viola_cli::error::chain;
 use viola_cli::log::{self, Level};
 use viola_config::{VmPipe, VmVread, Vread};
 
+/// A VM without a NIC gets a worker for vpipe after this time, which then serves blocks only.
+const NIC_TIMEOUT: Duration = Duration::from_secs(10);
 /// The daemon connects to the agent's channel and to QEMU's socket at most this often.
 const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 /// Disks are read again this often. QEMU has no event for a live external snapshot, after which the VM writes to another file. An
@@ -46,6 +48,7 @@ pub struct Agent {
     /// All disks that it ever had, so no number is used twice. Numbers start at `first_number`, which is random.
     known_disks: Vec<ImageSpec>,
     first_number: u32,
+    first_seen: Instant,
     /// Disks that cannot be read, and why.
     left_out: Vec<String>,
     disks_read: Option<Instant>,
@@ -68,6 +71,7 @@ impl Agent {
         Self {
             known_disks: stat.images.clone(),
             first_number: run_dir::random_id().unwrap_or(1) >> 1,
+            first_seen: now,
             vm,
             worker,
             stat,
@@ -94,13 +98,23 @@ impl Agent {
         users: Users,
     ) {
         let is_sending = self.stat.pipes.is_some();
-        if !self.pipes.is_started_with(pipe, is_sending)
+        if !self.pipes.is_started_with(&self.vm, pipe, is_sending)
             && let Some(worker) = self.worker.take()
         {
-            worker.end("[vm.pipe] of the VM has changed");
+            worker.end("[vm.pipe] or the NICs of the VM have changed");
             self.stat = AgentStat::default();
         }
         if self.worker.is_some() || self.retry.must_wait(now) {
+            return;
+        }
+        // A VM that boots opens its NIC a little later.
+        let has_nic = |pipe: &VmPipe| {
+            let is_it = |nic: &Nic| pipe.tap.as_ref().is_none_or(|tap| nic.tap == *tap);
+            self.vm.nics.iter().any(is_it)
+        };
+        if pipe.is_some_and(|pipe| !has_nic(pipe))
+            && now.saturating_duration_since(self.first_seen) < NIC_TIMEOUT
+        {
             return;
         }
         match self.try_start(dir, config, pipe, users) {

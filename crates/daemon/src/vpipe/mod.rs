@@ -18,7 +18,7 @@ mod observe;
 
 use std::os::fd::BorrowedFd;
 
-use viola_host::{Vm, VmId};
+use viola_host::{Nic, Vm, VmId};
 use viola_policy::slices::DEFAULT_WEIGHT;
 use viola_vread::control::PipeSetup;
 
@@ -35,6 +35,8 @@ pub struct Pipes {
     started_with: Option<Option<VmPipe>>,
     /// Why the VM's files cannot be sent.
     error: Option<String>,
+    /// The VM's NICs when that was found.
+    nics: Vec<Nic>,
     /// Lives as long as the worker: when the worker is killed, the kernel resets its connections,
     /// and these resets still have to pass the steering programs.
     network: Option<SendNetwork>,
@@ -49,6 +51,7 @@ impl Pipes {
     /// blocks.
     pub fn prepare(&mut self, vm: &Vm, config: Option<&VmPipe>) {
         self.error = None;
+        self.nics.clone_from(&vm.nics);
         self.network = match config.map(|config| SendNetwork::make(vm, config)) {
             Some(Err(why)) => {
                 log::about(Level::Error, &vm.id, &why);
@@ -73,9 +76,12 @@ impl Pipes {
         self.run_state = None;
     }
 
-    /// Whether the worker was started with this configuration. Of a worker of an earlier daemon only `is_sending` is known.
-    pub fn is_started_with(&self, config: Option<&VmPipe>, is_sending: bool) -> bool {
+    /// Whether the worker was started with this configuration, and another network would not come of it now. Of a worker of an
+    /// earlier daemon only `is_sending` is known.
+    pub fn is_started_with(&self, vm: &Vm, config: Option<&VmPipe>, is_sending: bool) -> bool {
         match &self.started_with {
+            // The NIC that was missing may be there now.
+            Some(_) if self.error.is_some() && self.nics != vm.nics => false,
             Some(started_with) => started_with.as_ref() == config,
             None => is_sending == config.is_some(),
         }
