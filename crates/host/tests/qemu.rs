@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use common::{Qemu, alone, comm, until, warnings};
+use common::{Qemu, alone, comm, register, until, warnings};
 use viola_host::attrs::{self, Outcome, SavedThread, SchedAttr};
 use viola_host::counters::{IoFiles, nic_counters};
 use viola_host::{Hypervisor, Inventory, ServiceKind, Vm, proc};
@@ -213,6 +213,9 @@ fn a_vm_in_a_pid_namespace_is_known_by_the_hosts_thread_numbers() {
         "-name guest=%,debug-threads=off -smp 2",
     );
     let mut inventory = Inventory::new().unwrap();
+    // QEMU is a child of unshare(1).
+    let vms = until(&mut inventory, &qemu.name, |vms, _| !vms.is_empty());
+    register(vms[0].pid, &qemu.name);
     let vms = until(&mut inventory, &qemu.name, |vms, warnings| {
         has_vcpus(vms, 2) && warnings.is_empty()
     });

@@ -23,7 +23,7 @@ pub fn alone() -> MutexGuard<'static, ()> {
 }
 
 /// Confirms a VM, as its launcher would: the inventory queries only those. A process that has gone to the background is none.
-fn register(pid: u32, name: &str) {
+pub fn register(pid: u32, name: &str) {
     match registrations::write(Path::new(registrations::FOLDER), pid, name) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => panic!("{e}: these tests need root"),
         _ => {}

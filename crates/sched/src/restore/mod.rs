@@ -129,6 +129,7 @@ pub fn restore_vms(vms: &[SavedVm]) -> Result<usize, RestoreError> {
     let mut left = Vec::new();
     // Each once: a CPU that is offline now keeps an affinity from being what it was.
     let mut moved = BTreeSet::new();
+    let mut unmoved = None;
     for pass in 0..MAX_PASSES {
         left.clear();
         let mut failed = None;
@@ -163,7 +164,7 @@ pub fn restore_vms(vms: &[SavedVm]) -> Result<usize, RestoreError> {
                 if vm.pinned && moved.insert(tid) {
                     match vm.restore_affinity(tid) {
                         Ok(n) => done += n,
-                        Err(e) => failed = Some(e),
+                        Err(e) => unmoved = Some(e),
                     }
                 }
             }
@@ -173,7 +174,7 @@ pub fn restore_vms(vms: &[SavedVm]) -> Result<usize, RestoreError> {
             done += changed;
         }
         if left.is_empty() && pass > 0 {
-            return failed.map_or(Ok(done), Err);
+            return failed.or(unmoved).map_or(Ok(done), Err);
         }
     }
     let vms: Vec<&str> = left.iter().map(|(id, _)| *id).collect();
