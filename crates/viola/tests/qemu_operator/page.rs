@@ -42,6 +42,14 @@ pub fn follow(host: &Host, begin: Instant, stock: (f64, f64)) -> f64 {
                 let said = host.good("su ann -c 'viola vms'");
                 assert!(said.contains("db01"), "{said}");
             }
+            "adduser NAME viola-read" => {
+                host.good(
+                    "adduser --quiet --disabled-password --comment '' bea; adduser bea viola-read",
+                );
+                let said = host.good("su bea -c 'viola vms'");
+                assert!(said.contains("db01"), "{said}");
+                host.good("! su bea -c 'viola set db01 --class ls'");
+            }
             "viola check" => {
                 let said = host.good(command);
                 assert!(said.contains(&format!("{VMS} qemu")), "{said}");
