@@ -2,9 +2,7 @@
 //! Fuzz target: the state of TCP connections that guest and host hand each other. `scripts/fuzz.sh` runs it, and a test replays
 //! the corpus.
 
-use viola_proto::agent::{
-    FrameReader, FromAgent, HEADER_BYTES, MAGIC, MAX_PAYLOAD_BYTES, ToAgent, crc32c,
-};
+use viola_proto::agent::{FrameReader, FromAgent, MAX_PAYLOAD_BYTES, ToAgent, frame_of};
 use viola_proto::pipe::{Connection, Endpoint, MAX_QUEUE_BYTES, PipeReply, PipeRequest};
 
 use crate::{from_wire, to_wire};
@@ -19,7 +17,7 @@ pub fn connections(input: &[u8]) {
     };
     let mut reader = FrameReader::new();
     for line in rest.split(|b| *b == b'\n') {
-        reader.push(&frame(&line[..line.len().min(MAX_PAYLOAD_BYTES)]));
+        reader.push(&frame_of(&line[..line.len().min(MAX_PAYLOAD_BYTES)]));
         if to % 2 == 0 {
             while let Some(message) = reader.next::<FromAgent>() {
                 if let Ok(FromAgent::Pipe(PipeRequest::Start { source, sink, .. })) = message {
@@ -58,15 +56,6 @@ fn check(connection: Connection) {
     assert!(!state.congestion.contains('\0'));
     assert!(state.queued() <= 2 * MAX_QUEUE_BYTES);
     assert_eq!(to_wire(state), Ok(connection));
-}
-
-fn frame(payload: &[u8]) -> Vec<u8> {
-    let mut frame = Vec::with_capacity(HEADER_BYTES + payload.len());
-    frame.extend(MAGIC);
-    frame.extend((payload.len() as u32).to_le_bytes());
-    frame.extend(crc32c(payload).to_le_bytes());
-    frame.extend(payload);
-    frame
 }
 
 #[cfg(test)]

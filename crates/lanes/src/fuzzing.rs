@@ -2,7 +2,7 @@
 //! Fuzz target: what viola-agent in a hostile guest replies about VFs, and the journal of VFs. `scripts/fuzz.sh` runs it, and
 //! a test replays the corpus.
 
-use viola_proto::agent::{FrameReader, HEADER_BYTES, MAGIC, MAX_PAYLOAD_BYTES, crc32c};
+use viola_proto::agent::{FrameReader, MAX_PAYLOAD_BYTES, frame_of};
 
 use crate::{agent, journal};
 
@@ -27,7 +27,7 @@ pub fn lanes(input: &[u8]) {
         }
         1 => {
             for line in rest.split(|b| *b == b'\n') {
-                reader.push(&frame(&line[..line.len().min(MAX_PAYLOAD_BYTES)]));
+                reader.push(&frame_of(&line[..line.len().min(MAX_PAYLOAD_BYTES)]));
                 check(&mut reader);
             }
         }
@@ -45,15 +45,6 @@ fn check(reader: &mut FrameReader) {
     if let Some(Err(why)) = agent::reply_to(REQUEST, reader) {
         assert!(!why.contains(char::is_control) && why.chars().count() <= 200);
     }
-}
-
-fn frame(payload: &[u8]) -> Vec<u8> {
-    let mut frame = Vec::with_capacity(HEADER_BYTES + payload.len());
-    frame.extend(MAGIC);
-    frame.extend((payload.len() as u32).to_le_bytes());
-    frame.extend(crc32c(payload).to_le_bytes());
-    frame.extend(payload);
-    frame
 }
 
 #[cfg(test)]

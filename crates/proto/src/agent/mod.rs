@@ -49,7 +49,7 @@ pub use message::{
 };
 pub use proof::{CHALLENGE_BYTES, Challenge};
 pub use reader::{BadMessage, FrameReader};
-pub use writer::{FrameWriter, SendError, encode};
+pub use writer::{FrameWriter, SendError, encode, frame_of};
 
 /// Version of the messages. Agent and host must have the same.
 pub const VERSION: u32 = 3;

@@ -28,6 +28,22 @@ pub fn encode<M: Message>(message: &M) -> Result<Vec<u8>, SendError> {
     Ok(frame)
 }
 
+/// The frame of any bytes, also of those that are no message: fuzz targets and tests send such. At most [`MAX_PAYLOAD_BYTES`]
+/// are valid.
+#[must_use]
+pub fn frame_of(payload: &[u8]) -> Vec<u8> {
+    [&header(payload)[..], payload].concat()
+}
+
+/// The header of a frame: magic, length, checksum.
+fn header(payload: &[u8]) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    header[..4].copy_from_slice(&MAGIC);
+    header[4..8].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+    header[8..].copy_from_slice(&crc32c(payload).to_le_bytes());
+    header
+}
+
 /// Appends the frame of a message to `bytes`, completely or not at all.
 fn append<M: Message>(bytes: &mut Vec<u8>, message: &M) -> Result<(), SendError> {
     message.check().map_err(SendError::TooLong)?;
@@ -44,11 +60,8 @@ fn append<M: Message>(bytes: &mut Vec<u8>, message: &M) -> Result<(), SendError>
         bytes.truncate(begin);
         return Err(SendError::TooLong(error));
     }
-    let frame = &mut bytes[begin..];
-    let crc = crc32c(&frame[HEADER_BYTES..]);
-    frame[..4].copy_from_slice(&MAGIC);
-    frame[4..8].copy_from_slice(&(length as u32).to_le_bytes());
-    frame[8..12].copy_from_slice(&crc.to_le_bytes());
+    let (head, payload) = bytes[begin..].split_at_mut(HEADER_BYTES);
+    head.copy_from_slice(&header(payload));
     Ok(())
 }
 

@@ -15,8 +15,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use viola_proto::agent::{
-    Challenge, FrameReader, FromAgent, HEADER_BYTES, MAGIC, MAX_PAYLOAD_BYTES, PROOF_BYTES,
-    ToAgent, VERSION, crc32c,
+    Challenge, FrameReader, FromAgent, MAX_PAYLOAD_BYTES, PROOF_BYTES, ToAgent, VERSION, frame_of,
 };
 
 use crate::agent_worker::{AgentSession, Readers, open_images};
@@ -80,12 +79,7 @@ fn frame(line: &[u8]) -> Vec<u8> {
         .filter(|b| *b >= 0x20)
         .take(MAX_PAYLOAD_BYTES)
         .collect();
-    let mut frame = Vec::with_capacity(HEADER_BYTES + line.len());
-    frame.extend(MAGIC);
-    frame.extend((line.len() as u32).to_le_bytes());
-    frame.extend(crc32c(&line).to_le_bytes());
-    frame.extend(line);
-    frame
+    frame_of(&line)
 }
 
 /// Runs one input; panics when an invariant is violated.
