@@ -91,16 +91,15 @@ impl Control {
     /// Gives the VMs to the threads of vread, vpipe and lanes: only those that may get what is granted to their name.
     fn distribute_vms(&self) {
         let vms: Vec<Vm> = self.inputs.inventory.trusted().cloned().collect();
-        let vms = &vms[..];
-        if let Some(workers) = &self.workers {
-            workers.set_vms(vms);
-        }
         if let Some(lanes) = &self.lanes {
             let cpu_times = match self.inputs.config.lanes.pools.is_empty() {
                 true => BTreeMap::new(),
-                false => lanes::cpu_times(&self.recent(), vms),
+                false => lanes::cpu_times(&self.recent(), &vms),
             };
-            lanes.set_vms(vms, cpu_times);
+            lanes.set_vms(vms.clone(), cpu_times);
+        }
+        if let Some(workers) = &self.workers {
+            workers.set_vms(vms);
         }
     }
 
@@ -140,9 +139,10 @@ impl Control {
             self.inputs.facts.rt_group_sched == Some(false)
                 || matches!(inventory.mounts().rt_group_blocks(pid), Ok(None))
         };
+        let trusted: Vec<&Vm> = inventory.trusted().collect();
         let mut lent: BTreeMap<VmId, Vec<Tid>> = BTreeMap::new();
         for (name, pid) in workers.readers() {
-            let vm = inventory.trusted().find(|vm| named(vm).is(&name));
+            let vm = trusted.iter().find(|vm| named(vm).is(&name));
             if let Some(vm) = vm.filter(|_| may_rank(pid)) {
                 lent.entry(vm.id.clone()).or_default().push(pid);
             }

@@ -68,8 +68,7 @@ impl Lanes {
     }
 
     /// Takes the VMs of this host, and how each vCPU spent its time.
-    pub fn set_vms(&self, vms: &[Vm], cpus: BTreeMap<VmId, Vec<CpuTime>>) {
-        let vms = vms.to_vec();
+    pub fn set_vms(&self, vms: Vec<Vm>, cpus: BTreeMap<VmId, Vec<CpuTime>>) {
         self.0.send(move |manager| manager.set_vms(vms, cpus));
     }
 

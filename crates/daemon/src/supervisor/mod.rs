@@ -48,8 +48,7 @@ impl Workers {
     }
 
     /// Takes the VMs of this host.
-    pub fn set_vms(&self, vms: &[Vm]) {
-        let vms = vms.to_vec();
+    pub fn set_vms(&self, vms: Vec<Vm>) {
         self.0.send(move |supervisor| supervisor.set_vms(vms));
     }
 
