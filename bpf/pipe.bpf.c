@@ -4,7 +4,7 @@
  *
  * The host's socket is in a network namespace of the VM, behind a veth. Its segments enter the bridge through the VM's own tap, as
  * if the VM had sent them, and the peer's segments leave the bridge there. So filters, MAC learning and spoof checks on the tap
- * hold as before, and two VMs may have the same address. Four hooks:
+ * hold as before, and two VMs may have the same address. Five hooks:
  *
  *   to_guest    tap, egress:             redirects flows of the host's socket to the veth, held flows to where their packets are
  *                                        kept or to nowhere
@@ -12,6 +12,9 @@
  *                                        one that is being returned, on which the VM sends nothing until it has it
  *   from_host   veth's end, ingress:     redirects flows of the host's socket into the tap, drops everything else
  *   gate        its other end, egress:   drops everything while the VM is stopped
+ *   deliver     hold veth's end, ingress: sends packets that were held to the host's socket, or to the VM through the tap
+ *
+ * So a process that has both inner ends reaches this VM's tap and this VM's connections, and nothing else.
  *
  * Packets of flows that are not in the map pass. Fragments and VLAN tags are not parsed; an ICMP message "packet too big" goes to
  * the owner of the flow.
@@ -52,7 +55,7 @@ enum { TCX_NEXT = -1, TCX_PASS = 0, TCX_DROP = 2 };
 enum { ETH_IPV4 = 0x0800, ETH_IPV6 = 0x86dd, ETH_HEADER = 14 };
 enum { PROTO_ICMP = 1, PROTO_TCP = 6, PROTO_ICMPV6 = 58 };
 
-/* In skb->mark: set by the veth's hook, or where packets were kept, and cleared at the tap. */
+/* In skb->mark: set at the host's ends of the veths, and cleared at the tap. */
 #define FROM_HOST 0x76505045
 
 struct {
@@ -69,6 +72,14 @@ struct {
 	__type(key, u32);
 	__type(value, u32);
 } taps SEC(".maps");
+
+/* Where packets that were held go, by the host's end of the hold veth. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, u32);
+	__type(value, struct ends);
+} held_ends SEC(".maps");
 
 /* Whether the gate is closed: 1, or 0 while packets may leave. */
 struct {
@@ -261,6 +272,26 @@ int from_host(struct __sk_buff *skb)
 	count(&flow->from);
 	skb->mark = FROM_HOST;
 	return bpf_redirect(key.tap, BPF_F_INGRESS);
+}
+
+SEC("tc")
+int deliver(struct __sk_buff *skb)
+{
+	u32 here = skb->ifindex;
+	struct ends *ends = bpf_map_lookup_elem(&held_ends, &here);
+	struct flow_key key = {};
+	struct flow *flow;
+
+	if (!ends)
+		return TCX_DROP;
+	key.tap = ends->tap;
+	if (key_at(skb, ETH_HEADER, skb->protocol, 1, &key))
+		return TCX_DROP;
+	flow = bpf_map_lookup_elem(&flows, &key);
+	if (flow && flow->state != FLOW_HELD)
+		return bpf_redirect(ends->veth, 0);
+	skb->mark = FROM_HOST;
+	return bpf_redirect(ends->tap, 0);
 }
 
 /*

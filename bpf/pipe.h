@@ -30,4 +30,10 @@ struct flow {
 	u8 pad;
 };
 
+/* Where packets that were held go. */
+struct ends {
+	u32 tap;		/* the VM's tap: packets for the VM */
+	u32 veth;		/* the host's end of the veth: packets for the host's socket */
+};
+
 #endif

@@ -12,8 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::addr::{SocketAddrArg, SocketAddrLen, SocketAddrOpaque};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recvfrom, sendto,
-    socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recvfrom, send, socket_with,
 };
 use viola_handover::set_option;
 
@@ -33,71 +32,63 @@ const MAX_PACKETS_PER_READ: usize = 256;
 /// Rounds of delivery before the connection is switched anyway: other connections wait meanwhile.
 const MAX_FLUSH_ROUNDS: usize = 64;
 
-/// FROM_HOST of bpf/pipe.bpf.c
-const FROM_HOST_MARK: u32 = 0x7650_5045;
-
 // include/uapi/linux/if_packet.h
 const PACKET_VNET_HDR: i32 = 15;
 const PACKET_OUTGOING: u8 = 4;
 
-/// The queue of one VM. Its descriptors work in any process.
+/// The queue of one VM. Its descriptor works in any process.
+///
+/// It is a packet socket at the inner end of the veth for held packets, in the VM's [`VmNetns`]. The steering program at
+/// the outer end sends what the socket sends to the VM, or to the host's socket that has the connection.
 #[derive(Debug)]
 pub struct HoldQueue {
-    from: OwnedFd,
-    to: OwnedFd,
-    tap: u32,
+    socket: OwnedFd,
+    hold_veth: u32,
     held: VecDeque<(SocketAddr, SocketAddr, Vec<u8>)>,
     bytes: usize,
     buffer: Vec<u8>,
 }
 
 impl HoldQueue {
-    /// Opens the packet sockets for a VM's namespace and its tap, which is in the calling thread's network namespace.
-    /// Needs CAP_NET_RAW and CAP_NET_ADMIN.
+    /// Opens the packet socket in a VM's namespace. Needs CAP_NET_RAW and CAP_NET_ADMIN.
     ///
     /// # Errors
     /// What the kernel refused.
-    pub fn new(space: &VmNetns, tap: u32) -> Result<Self> {
-        let step = "making a packet socket";
+    pub fn new(space: &VmNetns) -> Result<Self> {
         let inside = space.hold_inner()?;
-        // this socket receives all packets; the other one only sends
-        let from = space.run(|| packet_socket(inside, libc::ETH_P_ALL as u16))?;
-        let from = from.map_err(Error::kernel(step))?;
+        let socket = space.run(|| packet_socket(inside))?;
+        let socket = socket.map_err(Error::kernel("making a packet socket"))?;
         // the kernel counts its own structures too
-        let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&from, 2 * MAX_HELD_BYTES);
-        let to = packet_socket(tap, 0).map_err(Error::kernel(step))?;
-        // the program at the tap passes marked packets; it would send others here again
-        set_option(&to, libc::SOL_SOCKET, libc::SO_MARK, &[FROM_HOST_MARK])
-            .map_err(Error::kernel(step))?;
-        Ok(Self::from_descriptors([from, to], tap))
+        let _ =
+            rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, 2 * MAX_HELD_BYTES);
+        Ok(Self::from_descriptor(socket, space.hold_veth()))
     }
 
-    /// Uses the descriptors of another queue.
-    pub fn from_descriptors([from, to]: [OwnedFd; 2], tap: u32) -> Self {
+    /// Uses the descriptor of another queue. `hold_veth` is the interface index of the outer end of its veth.
+    pub fn from_descriptor(socket: OwnedFd, hold_veth: u32) -> Self {
         Self {
-            from,
-            to,
-            tap,
+            socket,
+            hold_veth,
             held: VecDeque::new(),
             bytes: 0,
             buffer: vec![0; MAX_PACKET_BYTES],
         }
     }
 
-    /// Its descriptors.
-    pub fn into_descriptors(self) -> [OwnedFd; 2] {
-        [self.from, self.to]
+    /// Its descriptor.
+    pub fn into_descriptor(self) -> OwnedFd {
+        self.socket
     }
 
     /// Readable when packets have arrived.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.from.as_fd()
+        self.socket.as_fd()
     }
 
     /// Receives the packets that have arrived.
     pub fn receive(&mut self) {
         for _ in 0..MAX_PACKETS_PER_READ {
-            let Ok((got, outgoing)) = receive_packet(self.from.as_fd(), &mut self.buffer) else {
+            let Ok((got, outgoing)) = receive_packet(self.socket.as_fd(), &mut self.buffer) else {
                 return;
             };
             let packet = &self.buffer[..got.min(MAX_PACKET_BYTES)];
@@ -117,16 +108,19 @@ impl HoldQueue {
     /// # Errors
     /// Of the release; the packets are delivered nevertheless.
     pub fn release(&mut self, flows: &FlowTable, flow: &Flow) -> Result<usize> {
-        self.flush_and_switch(flow, self.tap, || flows.release(flow))
+        // a connection whose hand-over failed half way may still lead to the host's socket
+        let held = flows.hold(flow, None, Some(self.hold_veth));
+        let released = self.flush_and_switch(flow, || flows.release(flow));
+        held.and(released)
     }
 
-    /// Delivers the packets of a connection to the host's socket behind `veth` and redirects the connection. Returns
-    /// as [`Self::release`].
+    /// Delivers the packets of a connection, which [`FlowTable::hold_incoming`] holds, to the host's socket behind
+    /// `veth` and redirects the connection. Returns as [`Self::release`].
     ///
     /// # Errors
     /// What the kernel refused.
     pub fn redirect(&mut self, flows: &FlowTable, flow: &Flow, veth: u32) -> Result<usize> {
-        self.flush_and_switch(flow, veth, || flows.redirect(flow, veth))
+        self.flush_and_switch(flow, || flows.redirect(flow, veth))
     }
 
     /// Delivers packets until none is left, and only then switches the connection: a peer in full flow sends more
@@ -135,26 +129,24 @@ impl HoldQueue {
     fn flush_and_switch(
         &mut self,
         flow: &Flow,
-        interface: u32,
         switch: impl FnOnce() -> Result<()>,
     ) -> Result<usize> {
-        self.flush_all(flow, interface);
+        self.flush_all(flow);
         let switched = switch();
-        let late = self.flush_all(flow, interface);
+        let late = self.flush_all(flow);
         switched.map(|()| late)
     }
 
-    fn flush_all(&mut self, flow: &Flow, interface: u32) -> usize {
-        let rounds = (0..MAX_FLUSH_ROUNDS).map(|_| self.flush(flow, interface));
+    fn flush_all(&mut self, flow: &Flow) -> usize {
+        let rounds = (0..MAX_FLUSH_ROUNDS).map(|_| self.flush(flow));
         rounds.take_while(|&packets| packets > 0).sum()
     }
 
-    fn flush(&mut self, flow: &Flow, interface: u32) -> usize {
+    fn flush(&mut self, flow: &Flow) -> usize {
         let packets = self.remove(flow);
-        let to = LinkAddress::new(interface, 0);
         for packet in &packets {
             // TCP retransmits a packet that is lost here
-            let _ = sendto(&self.to, packet, SendFlags::DONTWAIT, &to);
+            let _ = send(&self.socket, packet, SendFlags::DONTWAIT);
         }
         packets.len()
     }
@@ -203,15 +195,15 @@ fn parse_endpoints(packet: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
     ))
 }
 
-/// `struct sockaddr_ll`: an interface and a protocol of it.
+/// `struct sockaddr_ll`: all packets of an interface.
 struct LinkAddress(libc::sockaddr_ll);
 
 impl LinkAddress {
-    fn new(interface: u32, protocol: u16) -> Self {
+    fn new(interface: u32) -> Self {
         // SAFETY: all zeros is a valid sockaddr_ll.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         address.sll_family = libc::AF_PACKET as u16;
-        address.sll_protocol = protocol.to_be();
+        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
         address.sll_ifindex = interface as i32;
         Self(address)
     }
@@ -229,12 +221,12 @@ unsafe impl SocketAddrArg for LinkAddress {
 }
 
 /// Opens a packet socket on one interface of the calling thread's namespace.
-fn packet_socket(interface: u32, protocol: u16) -> io::Result<OwnedFd> {
+fn packet_socket(interface: u32) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     // without a protocol it receives no packets of other interfaces before it is bound
     let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
     set_option(&socket, libc::SOL_PACKET, PACKET_VNET_HDR, &[1_i32])?;
-    bind(&socket, &LinkAddress::new(interface, protocol))?;
+    bind(&socket, &LinkAddress::new(interface))?;
     Ok(socket)
 }
 

@@ -27,7 +27,7 @@ pub use flow_table::{Flow, FlowCounts, FlowTable};
 pub use gate::EgressGate;
 pub use hold_queue::HoldQueue;
 pub use host_connection::HostConnection;
-pub use steering::{AttachedPrograms, Steering};
+pub use steering::{AttachedPrograms, STEERING_LINKS, Steering};
 pub use vm_netns::VmNetns;
 
 /// An error of this crate.

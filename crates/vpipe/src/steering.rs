@@ -10,16 +10,19 @@ use crate::{EgressGate, Error, FlowTable, Result, VmNetns};
 
 static PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pipe.bpf.o"));
 
-/// The programs on a tap and on both ends of a veth. The kernel detaches them when this is dropped
+/// Number of programs attached for a VM.
+pub const STEERING_LINKS: usize = 5;
+
+/// The programs on a tap, on both ends of a veth, and on the outer end of the veth for held packets. The kernel detaches them when this is dropped
 /// and all copies of its descriptors are closed.
 #[derive(Debug)]
 pub struct AttachedPrograms {
-    links: [OwnedFd; 4],
+    links: [OwnedFd; STEERING_LINKS],
 }
 
 impl AttachedPrograms {
     /// The links, for a process that keeps them.
-    pub fn links(&self) -> &[OwnedFd; 4] {
+    pub fn links(&self) -> &[OwnedFd; STEERING_LINKS] {
         &self.links
     }
 }
@@ -31,6 +34,7 @@ pub struct Steering {
     flows: FlowTable,
     gate: EgressGate,
     taps: MapHandle,
+    held_ends: MapHandle,
 }
 
 fn bpf(step: &'static str) -> impl Fn(libbpf_rs::Error) -> Error {
@@ -54,7 +58,7 @@ impl Steering {
             let map = map.ok_or_else(|| bpf("looking for a map")(not_found()))?;
             MapHandle::try_from(&map).map_err(bpf("opening a map"))
         };
-        let taps = map("taps")?;
+        let (taps, held_ends) = (map("taps")?, map("held_ends")?);
         let copy = |map: MapHandle| {
             let fd = map.as_fd().try_clone_to_owned();
             fd.map_err(Error::kernel("copying a descriptor"))
@@ -66,6 +70,7 @@ impl Steering {
             flows,
             gate,
             taps,
+            held_ends,
         })
     }
 
@@ -79,21 +84,27 @@ impl Steering {
         &self.gate
     }
 
-    /// Attaches the programs to a tap, in the calling thread's network namespace, and to the veth of the VM's
+    /// Attaches the programs to a tap, in the calling thread's network namespace, and to the veths of the VM's
     /// namespace.
     ///
     /// # Errors
     /// What the kernel refused.
     pub fn attach(&self, tap: u32, vm_netns: &VmNetns) -> Result<AttachedPrograms> {
-        let veth = vm_netns.veth();
+        let (veth, hold_veth) = (vm_netns.veth(), vm_netns.hold_veth());
         self.taps
             .update(&veth.to_ne_bytes(), &tap.to_ne_bytes(), MapFlags::ANY)
             .map_err(bpf("entering the tap in the steering program's map"))?;
+        // `struct ends` of bpf/pipe.h
+        let ends = [tap.to_ne_bytes(), veth.to_ne_bytes()].concat();
+        self.held_ends
+            .update(&hold_veth.to_ne_bytes(), &ends, MapFlags::ANY)
+            .map_err(bpf("entering the hold veth in the steering program's map"))?;
         let gate = self.program("gate")?;
         let links = [
             self.link("to_guest", tap, libbpf_sys::BPF_TCX_EGRESS)?,
             self.link("from_guest", tap, libbpf_sys::BPF_TCX_INGRESS)?,
             self.link("from_host", veth, libbpf_sys::BPF_TCX_INGRESS)?,
+            self.link("deliver", hold_veth, libbpf_sys::BPF_TCX_INGRESS)?,
             vm_netns.run(|| link("gate", gate, vm_netns.inner(), libbpf_sys::BPF_TCX_EGRESS))??,
         ];
         Ok(AttachedPrograms { links })

@@ -2,9 +2,8 @@
 //! The sandbox of a worker. The worker enters it before it reads anything from a guest.
 //!
 //! The worker has received all descriptors by then. It switches to another user and can afterwards gain no privilege,
-//! open no file, open no connection, signal no other process, and use only the system calls on a list.
+//! open no file, open no connection, signal no other process, and use only the system calls of `system_calls`.
 
-use std::collections::BTreeMap;
 use std::io;
 
 use landlock::{
@@ -12,10 +11,7 @@ use landlock::{
     RulesetAttr, RulesetCreatedAttr, Scope,
 };
 use rustix::thread::{CapabilitySet, CapabilitySets};
-use seccompiler::{
-    SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-    TargetArch,
-};
+mod system_calls;
 
 /// Lowest version of Landlock's interface with which workers start: rules for files (Linux 5.13).
 pub const MIN_LANDLOCK_ABI: u32 = 1;
@@ -111,7 +107,7 @@ pub fn enter(
     // Other processes of this user must not trace it or read its memory.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     restrict_files_and_network(profile, ports)?;
-    filter(profile)
+    system_calls::filter(profile).map_err(|e| SandboxError::Seccomp(e.to_string()))
 }
 
 fn become_user(uid: u32, gid: u32, keep_net_admin: bool) -> io::Result<()> {
@@ -173,171 +169,6 @@ fn restrict_files_and_network(profile: Profile, ports: &[u16]) -> Result<(), San
         .and_then(landlock::RulesetCreated::restrict_self)
         .map(drop)
         .map_err(error)
-}
-
-/// System calls of every worker.
-const COMMON: &[libc::c_long] = &[
-    // open descriptors
-    libc::SYS_read,
-    libc::SYS_readv,
-    libc::SYS_pread64,
-    libc::SYS_preadv,
-    libc::SYS_preadv2,
-    libc::SYS_write,
-    libc::SYS_writev,
-    libc::SYS_close,
-    libc::SYS_close_range,
-    libc::SYS_fcntl,
-    libc::SYS_fstat,
-    libc::SYS_statx,
-    libc::SYS_newfstatat,
-    libc::SYS_lseek,
-    libc::SYS_ioctl,
-    libc::SYS_fadvise64,
-    libc::SYS_readahead,
-    libc::SYS_dup,
-    libc::SYS_dup3,
-    libc::SYS_poll,
-    libc::SYS_ppoll,
-    // open sockets
-    libc::SYS_accept4,
-    libc::SYS_recvmsg,
-    libc::SYS_recvfrom,
-    libc::SYS_sendmsg,
-    libc::SYS_sendto,
-    libc::SYS_getsockopt,
-    libc::SYS_setsockopt,
-    libc::SYS_getsockname,
-    libc::SYS_getpeername,
-    libc::SYS_shutdown,
-    // memory
-    libc::SYS_brk,
-    libc::SYS_mmap,
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_mprotect,
-    libc::SYS_madvise,
-    // time, sleep, locks, identity
-    libc::SYS_clock_gettime,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_nanosleep,
-    libc::SYS_gettimeofday,
-    libc::SYS_futex,
-    libc::SYS_getrandom,
-    libc::SYS_getpid,
-    libc::SYS_gettid,
-    libc::SYS_sched_yield,
-    libc::SYS_sched_getaffinity,
-    libc::SYS_sched_getparam,
-    libc::SYS_sched_getscheduler,
-    libc::SYS_restart_syscall,
-    libc::SYS_membarrier,
-    // signals, and the end
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_sigaltstack,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
-];
-
-/// System calls of reader, peer and vpipe workers: threads, and events from and to the VMM.
-const READER: &[libc::c_long] = &[
-    libc::SYS_clone3,
-    libc::SYS_clone,
-    libc::SYS_set_robust_list,
-    libc::SYS_rseq,
-    libc::SYS_prctl,
-    libc::SYS_set_tid_address,
-    libc::SYS_eventfd2,
-    libc::SYS_epoll_create1,
-    libc::SYS_epoll_ctl,
-    libc::SYS_epoll_pwait,
-    libc::SYS_io_uring_enter,
-];
-
-/// Installs the seccomp filter: a system call outside the profile's list fails with EPERM.
-fn filter(profile: Profile) -> Result<(), SandboxError> {
-    let error = |e: &dyn std::fmt::Display| SandboxError::Seccomp(e.to_string());
-    let reader = match profile {
-        Profile::Agent => &[][..],
-        Profile::Pipes | Profile::Reader | Profile::Peer => READER,
-    };
-    let mut rules: BTreeMap<i64, Vec<seccompiler::SeccompRule>> = BTreeMap::new();
-    for call in COMMON.iter().chain(reader) {
-        rules.insert(*call, Vec::new());
-    }
-    let own = own_tgkill().map_err(|e| error(&e))?;
-    rules.insert(libc::SYS_tgkill, vec![own]);
-    // x86-64 also has older variants of some calls.
-    #[cfg(target_arch = "x86_64")]
-    for call in [
-        libc::SYS_dup2,
-        libc::SYS_epoll_wait,
-        libc::SYS_epoll_create,
-        libc::SYS_arch_prctl,
-    ] {
-        rules.insert(call, Vec::new());
-    }
-    if profile == Profile::Pipes {
-        for call in [
-            libc::SYS_bind,
-            libc::SYS_bpf,
-            libc::SYS_sendfile,
-            libc::SYS_splice,
-            libc::SYS_pipe2,
-            libc::SYS_copy_file_range,
-            libc::SYS_sync_file_range,
-            libc::SYS_pwrite64,
-        ] {
-            rules.insert(call, Vec::new());
-        }
-    }
-    if matches!(profile, Profile::Peer | Profile::Pipes) {
-        rules.insert(libc::SYS_connect, Vec::new());
-        rules.insert(
-            libc::SYS_socket,
-            vec![
-                tcp_socket(libc::AF_INET).map_err(|e| error(&e))?,
-                tcp_socket(libc::AF_INET6).map_err(|e| error(&e))?,
-            ],
-        );
-    }
-    let arch: TargetArch = std::env::consts::ARCH.try_into().map_err(|e| error(&e))?;
-    let filter = SeccompFilter::new(
-        rules,
-        SeccompAction::Errno(libc::EPERM as u32),
-        SeccompAction::Allow,
-        arch,
-    )
-    .map_err(|e| error(&e))?;
-    let program: seccompiler::BpfProgram = filter
-        .try_into()
-        .map_err(|e: seccompiler::BackendError| error(&e))?;
-    seccompiler::apply_filter_all_threads(&program).map_err(|e| error(&e))
-}
-
-/// Allows tgkill(2) for threads of this process, which abort(3) uses.
-fn own_tgkill() -> Result<SeccompRule, seccompiler::BackendError> {
-    let own = u64::from(std::process::id());
-    SeccompRule::new(vec![SeccompCondition::new(
-        0,
-        SeccompCmpArgLen::Dword,
-        SeccompCmpOp::Eq,
-        own,
-    )?])
-}
-
-/// Allows a TCP socket of this family; the two flags of socket(2) are free.
-fn tcp_socket(family: libc::c_int) -> Result<SeccompRule, seccompiler::BackendError> {
-    let is = |argument, mask: u64, value: libc::c_int| {
-        let operator = SeccompCmpOp::MaskedEq(mask);
-        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value as u64)
-    };
-    SeccompRule::new(vec![
-        is(0, u32::MAX.into(), family)?,
-        is(1, 0xf, libc::SOCK_STREAM)?,
-    ])
 }
 
 #[cfg(test)]

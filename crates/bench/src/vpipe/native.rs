@@ -271,7 +271,7 @@ fn ports(guest: &Netns, client: &Netns) -> Outcome<(VmNetns, PipeResources, Atta
         let place = PipeResources {
             flows: steering.flows().descriptor()?.into(),
             gate: steering.gate().descriptor()?.into(),
-            hold_queue: HoldQueue::new(&space, tap)?,
+            hold_queue: HoldQueue::new(&space)?,
             tap,
             veth: space.veth(),
             hold_veth: space.hold_veth(),

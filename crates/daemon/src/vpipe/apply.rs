@@ -24,7 +24,7 @@ pub struct SendNetwork {
     space: VmNetns,
     flows: OwnedFd,
     gate: OwnedFd,
-    park: [OwnedFd; 2],
+    hold_queue: OwnedFd,
     attached: AttachedPrograms,
 }
 
@@ -53,7 +53,7 @@ impl SendNetwork {
             for address in &config.addresses {
                 space.add_address(*address)?;
             }
-            let park = HoldQueue::new(&space, index)?.into_descriptors();
+            let hold_queue = HoldQueue::new(&space)?.into_descriptor();
             let steering = Steering::load()?;
             let attached = steering.attach(index, &space)?;
             let flows = steering.flows().descriptor()?;
@@ -71,7 +71,7 @@ impl SendNetwork {
                 space,
                 flows,
                 gate,
-                park,
+                hold_queue,
                 attached,
             })
         })();
@@ -80,13 +80,11 @@ impl SendNetwork {
 
     /// The descriptors that go to the worker with [`SendNetwork::setup`].
     pub fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        let [from, to] = &self.park;
         let mut fds = vec![
             self.space.netns().as_fd(),
             self.flows.as_fd(),
             self.gate.as_fd(),
-            from.as_fd(),
-            to.as_fd(),
+            self.hold_queue.as_fd(),
         ];
         fds.extend(self.attached.links().iter().map(AsFd::as_fd));
         fds

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use viola_vpipe::pipes::{PipeResources, congestion_controls};
-use viola_vpipe::{EgressGate, FlowTable, HoldQueue};
+use viola_vpipe::{EgressGate, FlowTable, HoldQueue, STEERING_LINKS};
 use viola_vread::agent_worker;
 use viola_vread::control::{Control, Inbox, PipeSetup, WorkerSetup};
 use viola_vread::journal::{Level as Matters, LogSink};
@@ -138,8 +138,10 @@ fn place(
         .map_err(|e| Failure::run(format!("vpipe: the network namespace: {e}")))?;
     let flows = FlowTable::from(next()?);
     let gate = EgressGate::from(next()?);
-    let hold_queue = HoldQueue::from_descriptors([next()?, next()?], setup.tap);
-    let links = vec![next()?, next()?, next()?, next()?];
+    let hold_queue = HoldQueue::from_descriptor(next()?, setup.hold_veth);
+    let links = (0..STEERING_LINKS)
+        .map(|_| next())
+        .collect::<Result<_, _>>()?;
     let place = PipeResources {
         flows,
         gate,

@@ -27,11 +27,11 @@ pub fn tool(tool: &str, words: &str) {
 
 /// A host's bridge with a VM and a client on it.
 pub struct Tenant {
-    guest: Netns,
+    pub guest: Netns,
     pub client: Netns,
     pub vm_netns: VmNetns,
     pub hold_queue: Option<HoldQueue>,
-    tap: u32,
+    pub tap: u32,
     /// Cap in bytes per second.
     pub max_bytes_per_s: Option<u64>,
     _programs: AttachedPrograms,
@@ -78,7 +78,7 @@ impl Tenant {
                 let vm_netns = VmNetns::new(&veth, GUEST, 1500).unwrap();
                 let tap = device::index(&tap).unwrap();
                 let programs = steering.attach(tap, &vm_netns).unwrap();
-                let hold_queue = HoldQueue::new(&vm_netns, tap).unwrap();
+                let hold_queue = HoldQueue::new(&vm_netns).unwrap();
                 (vm_netns, hold_queue, tap, programs)
             })
             .unwrap();

@@ -15,7 +15,7 @@ use super::{Control, ControlError, Limits, Received, Secret};
 #[serde(tag = "begin", rename_all = "lowercase")]
 pub enum WorkerSetup {
     /// An agent worker. Descriptors: the VM's table, writable; for vpipe the VM's network namespace, the maps of its
-    /// connections and of its gate, two packet sockets and four links.
+    /// connections and of its gate, the hold queue's packet socket and five links.
     Agent {
         /// Identity of the VM.
         vm: String,
