@@ -3,64 +3,74 @@
 //! ([`viola_proto::lanes::guest`]).
 
 use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
-use std::os::unix::fs::FileTypeExt;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, major};
 use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 use viola_host::unix_connect;
 use viola_netdev::Mac;
 use viola_proto::agent::{FrameReader, encode};
 use viola_proto::lanes::guest::{LaneReply, LaneRequest, VfAction};
 
+use crate::answers;
+
 /// Time limit for the agent's reply. The agent checks its port five times a second, and a guest may
 /// be slow. If it fails over later than this, its packets go to the VF until that is unplugged, and
 /// the VF works until then.
 const AGENT_REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Asks the agent behind a unix socket or a terminal to use or to leave the VF.
+/// Numbers of the kernel's pseudo-terminals (Documentation/admin-guide/devices.txt).
+const TERMINAL_MAJORS: std::ops::RangeInclusive<u32> = 136..=143;
+
+/// Asks the agent behind a unix socket or a terminal to use or to leave the VF. Another process reads its reply
+/// ([`answers`]).
 ///
 /// # Errors
 /// The kernel's; [`io::ErrorKind::TimedOut`] without a reply, [`io::ErrorKind::Other`] with the
 /// agent's reason.
 pub fn ask(path: &Path, mac: Mac, action: VfAction) -> io::Result<()> {
-    ask_within(path, mac, action, AGENT_REPLY_TIMEOUT)
+    let mut way = open(path)?;
+    let number = send(&mut way, mac, action)?;
+    answers::of_agent(way.into(), number, AGENT_REPLY_TIMEOUT)
 }
 
-fn ask_within(path: &Path, mac: Mac, action: VfAction, timeout: Duration) -> io::Result<()> {
-    let mut stream = open(path)?;
-    let end = Instant::now() + timeout;
+/// Sends a request, and returns its number.
+fn send(way: &mut File, mac: Mac, action: VfAction) -> io::Result<u64> {
     let asked = LaneRequest {
         n: number(),
         mac,
         action,
     };
     let frame = encode(&asked).map_err(io::Error::other)?;
-    stream.write_all(&frame)?;
+    way.write_all(&frame)?;
+    Ok(asked.n)
+}
+
+/// Reads the reply to request `number`: done, or the agent's reason.
+///
+/// # Errors
+/// The kernel's; [`io::ErrorKind::TimedOut`] without a reply, [`io::ErrorKind::UnexpectedEof`] if the guest has closed
+/// the port.
+pub(crate) fn read_reply(
+    way: &mut File,
+    number: u64,
+    timeout: Duration,
+) -> io::Result<Result<(), String>> {
+    let end = Instant::now() + timeout;
     let mut reader = FrameReader::new();
     loop {
-        if let Some(reply) = reply_to(asked.n, &mut reader) {
-            return reply.map_err(io::Error::other);
+        if let Some(reply) = reply_to(number, &mut reader) {
+            return Ok(reply);
         }
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            let what = "viola-agent in the guest does not reply";
-            return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+        if !answers::is_readable(way.as_fd(), end)? {
+            return Err(io::ErrorKind::TimedOut.into());
         }
-        let left = Timespec {
-            tv_sec: left.as_secs() as i64,
-            tv_nsec: left.subsec_nanos().into(),
-        };
-        let mut fds = [PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)];
-        // the loop checks the time after an interrupted wait
-        let _ = poll(&mut fds, Some(&left));
-        if reader.fill(&mut stream)? == Some(0) {
-            let what = "the guest has closed its agent's port";
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
+        if reader.fill(way)? == Some(0) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
     }
 }
@@ -90,27 +100,30 @@ fn number() -> u64 {
     now.map_or(0, |d| d.as_nanos() as u64)
 }
 
-trait Stream: Read + Write + AsFd {}
-impl<T: Read + Write + AsFd> Stream for T {}
-
-fn open(path: &Path) -> io::Result<Box<dyn Stream>> {
-    if std::fs::metadata(path)?.file_type().is_char_device() {
+fn open(path: &Path) -> io::Result<File> {
+    let file = std::fs::metadata(path)?;
+    if file.file_type().is_char_device() {
+        if !TERMINAL_MAJORS.contains(&major(file.rdev())) {
+            let what = "it is a device, but no terminal";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
         let mut modes = tcgetattr(&file)?;
         modes.make_raw();
         tcsetattr(&file, OptionalActions::Now, &modes)?;
-        return Ok(Box::new(file));
+        return Ok(file);
     }
     let stream = unix_connect::connect(path)?;
     let flags = fcntl_getfl(&stream)?;
     fcntl_setfl(&stream, flags | OFlags::NONBLOCK)?;
-    Ok(Box::new(stream))
+    Ok(File::from(OwnedFd::from(stream)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
     use std::os::unix::net::UnixListener;
 
     const MAC: Mac = [2, 0, 0, 0, 0, 1];
@@ -135,6 +148,13 @@ mod tests {
         });
     }
 
+    /// As [`ask`], with the reply read here.
+    fn ask_here(path: &Path, timeout: Duration) -> io::Result<Result<(), String>> {
+        let mut way = open(path)?;
+        let number = send(&mut way, MAC, VfAction::Release)?;
+        read_reply(&mut way, number, timeout)
+    }
+
     #[test]
     fn only_the_reply_to_this_request_counts() {
         let folder = tempfile::tempdir().unwrap();
@@ -146,11 +166,11 @@ mod tests {
         agent(&done, move |n| {
             vec![failed(n - 1, Some("an old one")), failed(n, None)]
         });
-        ask(&done, MAC, VfAction::Release).unwrap();
+        ask_here(&done, AGENT_REPLY_TIMEOUT).unwrap().unwrap();
         let not = folder.path().join("not");
         agent(&not, move |n| vec![failed(n, Some("no bond\n here"))]);
-        let error = ask(&not, MAC, VfAction::Release).unwrap_err();
-        assert_eq!(error.to_string(), "no bond here");
+        let refused = ask_here(&not, AGENT_REPLY_TIMEOUT).unwrap();
+        assert_eq!(refused, Err("no bond here".into()));
     }
 
     #[test]
@@ -159,9 +179,15 @@ mod tests {
         let path = folder.path().join("silent");
         agent(&path, |_| Vec::new());
         let short = Duration::from_millis(50);
-        let error = ask_within(&path, MAC, VfAction::Release, short).unwrap_err();
+        let error = ask_here(&path, short).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        let error = ask(&folder.path().join("none"), MAC, VfAction::Use).unwrap_err();
+        let error = ask_here(&folder.path().join("none"), short).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_device_that_is_no_terminal_is_not_opened() {
+        let error = open(Path::new("/dev/zero")).unwrap_err();
+        assert!(error.to_string().contains("no terminal"), "{error}");
     }
 }

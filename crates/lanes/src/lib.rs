@@ -12,6 +12,7 @@
 //! | [`qemu`] | a QEMU guest: hot-plug by vfio-pci and QMP |
 //! | [`uml`] | a UML guest: hot-plug by its management console |
 //! | [`agent`] | requests to viola-agent in a guest that has a bond |
+//! | [`answers`] | reads what guests answer, in a process without privilege |
 //! | [`guest`] | any of these guests, as the journal keeps it |
 //! | [`transfer`] | the order of steps in a grant and in a revocation |
 //! | [`steps`] | how long each step took |
@@ -20,6 +21,7 @@
 //! `viola_policy::lanes` decides which guest gets a VF.
 
 pub mod agent;
+pub mod answers;
 pub mod attach;
 pub mod error;
 pub mod eswitch;

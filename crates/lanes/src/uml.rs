@@ -21,6 +21,7 @@ use viola_netdev::{Mac, device, in_netns, set_alias, set_up};
 use viola_proto::lanes::guest::VfAction;
 
 use crate::agent;
+use crate::answers;
 use crate::attach::{Attachment, Failover, Presence};
 use crate::error::LaneError;
 use crate::format_mac;
@@ -60,11 +61,12 @@ impl UmlGuest {
         !matches!(proc::stat(self.pid), Ok(Some(stat)) if alive(&stat))
     }
 
-    /// Runs a command on its console, from the guest's network namespace.
+    /// Runs a command on its console, from the guest's network namespace. Another process reads the answer.
     fn command(&self, text: &str) -> Result<String, ConsoleError> {
         let console = Console::of(&self.folder);
         let netns = File::open(format!("/proc/{}/ns/net", self.pid))?;
-        in_netns(netns.as_fd(), || console.command(text, CONSOLE_TIMEOUT))?
+        let answers_to = in_netns(netns.as_fd(), || console.send(text))??;
+        answers::of_console(answers_to, CONSOLE_TIMEOUT)
     }
 
     /// The console's description of the agent's line, which must be a terminal.
@@ -85,7 +87,7 @@ impl UmlGuest {
         let end = Instant::now() + AGENT_OPEN_TIMEOUT;
         loop {
             let asked = match terminal(&self.agent_line()?) {
-                Some(path) => agent::ask(path, self.mac, action).map_err(|e| e.to_string()),
+                Some(number) => self.ask_at(number, action),
                 None => Err("its viola-agent does not run".into()),
             };
             if asked.is_ok() || Instant::now() > end {
@@ -93,6 +95,18 @@ impl UmlGuest {
             }
             std::thread::sleep(POLL_INTERVAL);
         }
+    }
+
+    /// Asks its agent at terminal `number`, which has to be one that the guest's process made.
+    fn ask_at(&self, number: u32, action: VfAction) -> Result<(), String> {
+        let own = proc::terminals(self.pid).map_err(|e| e.to_string())?;
+        if !own.contains(&number) {
+            return Err(format!(
+                "its {AGENT_LINE} names terminal {number}, which is not its own"
+            ));
+        }
+        let path = format!("/proc/{}/root/dev/pts/{number}", self.pid);
+        agent::ask(Path::new(&path), self.mac, action).map_err(|e| e.to_string())
     }
 
     /// Alias of a VF's interface while this guest has the VF.
@@ -121,12 +135,11 @@ fn console_error(e: ConsoleError) -> LaneError {
     LaneError::Unusable(e.to_string())
 }
 
-/// `pts:/dev/pts/7`
-fn terminal(answer: &str) -> Option<&Path> {
-    let path = answer.trim().strip_prefix("pts:")?;
-    let number = path.strip_prefix("/dev/pts/")?;
-    let is_number = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
-    is_number.then(|| Path::new(path))
+/// The number in `pts:/dev/pts/7`.
+fn terminal(answer: &str) -> Option<u32> {
+    let number = answer.trim().strip_prefix("pts:/dev/pts/")?;
+    let is_number = number.bytes().all(|b| b.is_ascii_digit());
+    is_number.then(|| number.parse().ok())?
 }
 
 impl Attachment for UmlGuest {
@@ -217,8 +230,8 @@ mod tests {
 
     #[test]
     fn only_a_terminal_is_accepted_as_agent_line() {
-        assert_eq!(terminal("pts:/dev/pts/7\n"), Some(Path::new("/dev/pts/7")));
-        for other in ["null", "fd:9", "pts:/etc/passwd", "pts:/dev/pts/../x", ""] {
+        assert_eq!(terminal("pts:/dev/pts/7\n"), Some(7));
+        for other in ["null", "fd:9", "pts:/etc/passwd", "pts:/dev/pts/../x", "pts:/dev/pts/+7", ""] {
             assert_eq!(terminal(other), None, "{other}");
         }
     }

@@ -6,9 +6,12 @@
 mod internal;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use viola_daemon::workers::entry::Kind;
+use viola_cli::error::Outcome;
+use viola_daemon::workers::answer::{self, Question};
+use viola_daemon::workers::entry::{self, Kind};
 use viola_proto::ClassSetting;
 use viola_proto::lanes::LaneSetting;
 
@@ -150,7 +153,7 @@ pub enum Command {
     /// Helper processes of the daemon.
     #[command(hide = true, subcommand)]
     Internal(Internal),
-    /// Workers of vread and vpipe; the daemon starts them.
+    /// Workers of vread, vpipe and lanes; the daemon starts them.
     #[command(hide = true, subcommand)]
     Worker(Worker),
 }
@@ -210,7 +213,7 @@ pub struct VreadArgs {
     pub socket: Socket,
 }
 
-/// Workers of vread and vpipe. Each gets its descriptors on its standard input.
+/// Workers of vread, vpipe and lanes. Each gets its descriptors on its standard input.
 #[derive(Debug, Subcommand)]
 pub enum Worker {
     /// Talks to the agent in a VM.
@@ -228,15 +231,36 @@ pub enum Worker {
         /// Its control socket.
         socket: PathBuf,
     },
+    /// Reads the reply of the agent in a VM to a request about a VF.
+    AgentAnswer {
+        /// Number of the request.
+        number: u64,
+        /// Time limit, milliseconds.
+        timeout: u64,
+    },
+    /// Reads the answer of a UML kernel on its console.
+    ConsoleAnswer {
+        /// Time limit for each part, milliseconds.
+        timeout: u64,
+    },
 }
 
 impl Worker {
-    /// The kind of worker that it names.
-    pub fn kind(&self) -> Kind {
-        match self {
-            Self::Agent { .. } => Kind::Agent,
-            Self::Reader { .. } => Kind::Reader,
-            Self::Peer { .. } => Kind::Peer,
+    /// Runs the worker until it is no longer needed.
+    ///
+    /// # Errors
+    /// As [`entry::run`] and [`answer::run`].
+    pub fn run(&self) -> Outcome {
+        match *self {
+            Self::Agent { .. } => entry::run(Kind::Agent),
+            Self::Reader { .. } => entry::run(Kind::Reader),
+            Self::Peer { .. } => entry::run(Kind::Peer),
+            Self::AgentAnswer { number, timeout } => {
+                answer::run(Question::Agent(number), Duration::from_millis(timeout))
+            }
+            Self::ConsoleAnswer { timeout } => {
+                answer::run(Question::Console, Duration::from_millis(timeout))
+            }
         }
     }
 }

@@ -44,7 +44,7 @@ fn main() -> ExitCode {
         Command::Sim(what) => sim::run(what),
         Command::Man(args) => commands::man(args),
         Command::Internal(what) => return commands::internal(what),
-        Command::Worker(what) => viola_daemon::workers::entry::run(what.kind()),
+        Command::Worker(what) => what.run(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

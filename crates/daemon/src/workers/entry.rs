@@ -158,7 +158,7 @@ fn place(
 }
 
 /// Takes the socket from standard input, and replaces it with /dev/null.
-fn take_stdin() -> std::io::Result<OwnedFd> {
+pub(super) fn take_stdin() -> std::io::Result<OwnedFd> {
     let socket = rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), 3)?;
     rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
     Ok(socket)

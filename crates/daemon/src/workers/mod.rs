@@ -3,6 +3,7 @@
 //!
 //! | file | does |
 //! |---|---|
+//! | `answer` | a process for one answer of a guest about a VF |
 //! | `check` | what `viola check` says of them |
 //! | `entry` | what runs in a worker process (`viola worker`) |
 //! | `process` | one worker as the daemon sees it: starts, adopts, orders and ends it |
@@ -11,6 +12,7 @@
 //!
 //! `supervisor/` decides which workers run.
 
+pub mod answer;
 pub(crate) mod check;
 pub mod entry;
 pub(crate) mod process;

@@ -17,6 +17,7 @@ pub(crate) mod packet_sockets;
 mod read;
 mod stat;
 mod taps;
+mod terminals;
 pub(crate) mod unix_sockets;
 
 use std::path::{Path, PathBuf};
@@ -30,6 +31,7 @@ pub(crate) use read::status_field;
 pub use read::{read, read_link, read_text};
 pub use stat::{Stat, stat};
 pub use taps::{TapFd, taps};
+pub use terminals::terminals;
 
 /// All process numbers, ascending.
 ///

@@ -5,7 +5,7 @@
 //! The answer goes to an abstract socket name, so the caller must be in the network namespace of the guest's process.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -49,11 +49,11 @@ impl Console {
         Self(folder.join("mconsole"))
     }
 
-    /// Runs a command; returns the kernel's text. `timeout` is for each part of the answer.
+    /// Sends a command; returns the socket to which the kernel answers.
     ///
     /// # Errors
-    /// [`ConsoleError`]; [`io::ErrorKind::TimedOut`] when the guest's kernel does not answer in time.
-    pub fn command(&self, text: &str, timeout: Duration) -> Result<String, ConsoleError> {
+    /// [`ConsoleError::Socket`].
+    pub fn send(&self, text: &str) -> Result<OwnedFd, ConsoleError> {
         if text.len() >= MAX_TEXT_BYTES || text.contains(['\0', '\n']) {
             let what = "the command is too long or has a line end";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what).into());
@@ -71,8 +71,16 @@ impl Console {
         request.extend(text.as_bytes());
         request.resize(HEADER_BYTES + MAX_TEXT_BYTES, 0);
         sendto(&socket, &request, SendFlags::empty(), &there).map_err(io::Error::from)?;
-        join(|| answer(&socket, timeout))
+        Ok(socket)
     }
+}
+
+/// Reads the kernel's text. `timeout` is for each part of the answer.
+///
+/// # Errors
+/// [`ConsoleError`]; [`io::ErrorKind::TimedOut`] when the guest's kernel does not answer in time.
+pub fn read_answer(socket: BorrowedFd<'_>, timeout: Duration) -> Result<String, ConsoleError> {
+    join(|| answer(socket, timeout))
 }
 
 /// Joins the parts of an answer.
@@ -121,12 +129,12 @@ fn reply_socket() -> rustix::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-fn answer(socket: &OwnedFd, timeout: Duration) -> io::Result<(bool, bool, String)> {
+fn answer(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<(bool, bool, String)> {
     let wait = Timespec {
         tv_sec: timeout.as_secs() as i64,
         tv_nsec: timeout.subsec_nanos().into(),
     };
-    let mut fds = [PollFd::new(socket, PollFlags::IN)];
+    let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
     if poll(&mut fds, Some(&wait))? == 0 {
         return Err(io::ErrorKind::TimedOut.into());
     }
@@ -182,15 +190,19 @@ mod tests {
             there
         });
         let console = Console::of(folder.path());
+        let command = |text: &str, timeout| {
+            let socket = console.send(text)?;
+            read_answer(socket.as_fd(), timeout)
+        };
         let timeout = Duration::from_secs(20);
-        assert_eq!(console.command("version", timeout).unwrap(), "a b");
-        let error = console.command("version", timeout).unwrap_err();
+        assert_eq!(command("version", timeout).unwrap(), "a b");
+        let error = command("version", timeout).unwrap_err();
         assert_eq!(error.to_string(), "the guest's kernel: no");
         let _there = guest.join().unwrap();
         let short = Duration::from_millis(20);
-        let error = console.command("version", short).unwrap_err();
+        let error = command("version", short).unwrap_err();
         assert!(matches!(error, ConsoleError::Socket(e) if e.kind() == io::ErrorKind::TimedOut));
-        assert!(console.command(&"x".repeat(MAX_TEXT_BYTES), short).is_err());
+        assert!(console.send(&"x".repeat(MAX_TEXT_BYTES)).is_err());
     }
 
     #[test]
