@@ -9,6 +9,7 @@ mod common;
 mod faults;
 mod networks;
 mod pauses;
+mod processes;
 mod proxies;
 mod rig;
 mod servers;
