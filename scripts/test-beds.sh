@@ -21,6 +21,7 @@ viola-vpipe vlan vms_of_equal
 viola qemu_scx
 - viola qemu_ack
 viola qemu_turbo
+viola crash_points
 viola vread_safety
 viola-agent datanode
 viola vread_hdfs

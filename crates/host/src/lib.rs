@@ -41,6 +41,7 @@ mod pidfd;
 mod privilege;
 pub mod proc;
 pub mod qemu;
+pub mod replace;
 pub mod sockets;
 mod thread;
 mod thread_cache;

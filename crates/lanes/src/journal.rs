@@ -4,10 +4,11 @@
 //! killed one was.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use viola_host::replace::{Survives, replace};
 use viola_netdev::Mac;
 
 use crate::error::LaneError;
@@ -119,13 +120,8 @@ impl Journal {
             path: self.path.clone(),
             source,
         };
-        let new = self.path.with_extension("new");
-        let write = || -> io::Result<()> {
-            let mut file = fs::File::create(&new)?;
-            file.write_all(&serde_json::to_vec(&self.entries)?)?;
-            fs::rename(&new, &self.path)
-        };
-        write().map_err(failed)
+        let json = serde_json::to_vec(&self.entries).map_err(|e| failed(e.into()))?;
+        replace(&self.path, &json, Survives::Process).map_err(failed)
     }
 }
 

@@ -4,12 +4,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use viola_host::Vm;
+use viola_host::replace::{Survives, replace};
 use viola_policy::slices::DEFAULT_WEIGHT;
 use viola_proto::lanes::{LaneChange, LaneSetting};
 use viola_proto::{Change, ClassSetting, Source};
@@ -397,18 +397,8 @@ fn read(vm: &Vm, change: &Change) -> Result<Overrides, String> {
 fn write(file: &Path, vms: &BTreeMap<String, Overrides>) -> io::Result<()> {
     let dir = file.parent().unwrap_or(Path::new("/"));
     crate::host::files::make_dir(dir, 0o700)?;
-    let temporary = file.with_extension("new");
     let json = serde_json::to_vec_pretty(&SettingsFile { vms: vms.clone() })?;
-    let mut out = fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&temporary)?;
-    out.write_all(&json)?;
-    out.sync_all()?;
-    fs::rename(&temporary, file)?;
-    fs::File::open(dir)?.sync_all()
+    replace(file, &json, Survives::Reboot)
 }
 
 #[cfg(test)]

@@ -2,12 +2,12 @@
 //! What viola records of VMs before it changes them: the contents of the file.
 
 use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use viola_host::attrs::{SavedThread, SchedAttr};
+use viola_host::replace::{Survives, replace};
 use viola_host::{CpuSet, HostError, ServiceKind, Thread, Tid, Vm, proc};
 
 use super::own_groups::OwnGroups;
@@ -85,17 +85,8 @@ impl SavedState {
             path: path.to_owned(),
             source,
         };
-        let temporary = path.with_extension("new");
         let json = serde_json::to_vec(self).map_err(|e| fail(e.into()))?;
-        let mut file = fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&temporary)
-            .map_err(fail)?;
-        file.write_all(&json).map_err(fail)?;
-        fs::rename(&temporary, path).map_err(fail)
+        replace(path, &json, Survives::Process).map_err(fail)
     }
 
     /// Records every VM of a plan; returns whether anything is new. Call it before the first change: only recorded attributes can be

@@ -144,6 +144,27 @@ impl Daemon {
         self.wait("answer", |d| d.ask(&["status"]).status.success());
     }
 
+    /// Starts it again in the same folder with these variables in its environment, and does not wait until it answers.
+    pub fn start_again_with(&mut self, environment: &[(&str, &std::ffi::OsStr)]) {
+        let log = fs::OpenOptions::new()
+            .append(true)
+            .open(self.dir.path().join("log"))
+            .unwrap();
+        self.child = viola()
+            .args(["run", "-c"])
+            .arg(self.config())
+            .envs(environment.iter().copied())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+    }
+
+    /// Its exit status, if it has ended.
+    pub fn has_ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap()
+    }
+
     /// Its process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
