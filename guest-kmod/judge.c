@@ -9,6 +9,16 @@
 
 #include "viola_ack.h"
 
+/* Whether the connection uses any kind of ECN: there is only one before 6.15. */
+static bool has_ecn(const struct tcp_sock *tp)
+{
+#ifdef TCP_ECN_MODE_RFC3168
+	return tcp_ecn_mode_any(tp);
+#else
+	return tp->ecn_flags & TCP_ECN_OK;
+#endif
+}
+
 /* Reads the timestamp option at its usual place (RFC 7323, appendix A). */
 bool timestamp(const struct tcphdr *th, u32 *value)
 {
@@ -29,7 +39,7 @@ static bool is_plain(const struct sock *sk, const struct tcp_sock *tp, const str
 
 	if (sk->sk_state != TCP_ESTABLISHED || sock_flag(sk, SOCK_DEAD) || READ_ONCE(sk->sk_shutdown) & RCV_SHUTDOWN)
 		return false;
-	if ((flags & ~TCPHDR_PSH) != TCPHDR_ACK || tcp_ecn_mode_any(tp) || sk_is_mptcp(sk) || tp->repair)
+	if ((flags & ~TCPHDR_PSH) != TCPHDR_ACK || has_ecn(tp) || sk_is_mptcp(sk) || tp->repair)
 		return false;
 	if (!tcp_is_sack(tp) || rcu_access_pointer(inet_sk(sk)->inet_opt) ||
 	    READ_ONCE(sock_net(sk)->ipv4.sysctl_tcp_shrink_window))

@@ -45,14 +45,25 @@
 
 #include "viola_ack.h"
 
-#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 14, 0)
-#error "viola_ack needs Linux 6.14 or newer: older kernels have another interface of fprobe"
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 12, 0)
+#error "viola_ack needs Linux 6.12 or newer: the tracepoint of dropped packets names the socket since 6.11"
 #endif
 #if IS_ENABLED(CONFIG_PREEMPT_RT)
 #error "viola_ack needs softirqs that are not preempted: no CONFIG_PREEMPT_RT"
 #endif
 #if !IS_ENABLED(CONFIG_FPROBE)
 #error "viola_ack needs a kernel with CONFIG_FPROBE"
+#endif
+
+/* The registers that the handlers of an fprobe get: of another type before 6.14. */
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 14, 0)
+#define probe_regs pt_regs
+#define probe_argument(regs, n) regs_get_kernel_argument(regs, n)
+#define probe_return_value(regs) regs_return_value(regs)
+#else
+#define probe_regs ftrace_regs
+#define probe_argument(regs, n) ftrace_regs_get_argument(regs, n)
+#define probe_return_value(regs) ftrace_regs_get_return_value(regs)
 #endif
 
 #define PORTS 65536
@@ -78,10 +89,10 @@ void count_event(enum counter which, u64 n)
 }
 
 /* Before the kernel adds a segment to the backlog. Returns 0 if after_add() is to run. */
-static int before_add(struct fprobe *probe, unsigned long ip, unsigned long back, struct ftrace_regs *regs, void *data)
+static int before_add(struct fprobe *probe, unsigned long ip, unsigned long back, struct probe_regs *regs, void *data)
 {
-	struct sock *sk = (struct sock *)ftrace_regs_get_argument(regs, 0);
-	struct sk_buff *skb = (struct sk_buff *)ftrace_regs_get_argument(regs, 1);
+	struct sock *sk = (struct sock *)probe_argument(regs, 0);
+	struct sk_buff *skb = (struct sk_buff *)probe_argument(regs, 1);
 	const struct sk_buff *tail = sk->sk_backlog.tail;
 	struct segment *segment = data;
 	struct backlog *b;
@@ -117,7 +128,7 @@ static int before_add(struct fprobe *probe, unsigned long ip, unsigned long back
 }
 
 /* After that: a return value other than 0 means that the segment was dropped. The socket's spinlock is still held. */
-static void after_add(struct fprobe *probe, unsigned long ip, unsigned long back, struct ftrace_regs *regs, void *data)
+static void after_add(struct fprobe *probe, unsigned long ip, unsigned long back, struct probe_regs *regs, void *data)
 {
 	const struct segment *segment = data;
 	struct sock *sk = segment->sk;
@@ -127,7 +138,7 @@ static void after_add(struct fprobe *probe, unsigned long ip, unsigned long back
 	unsigned long flags;
 	bool ours;
 
-	if ((u32)ftrace_regs_get_return_value(regs))
+	if ((u32)probe_return_value(regs))
 		return;
 	if (segment->acceptable && !empty) {
 		skb = acknowledgement(sk, segment);

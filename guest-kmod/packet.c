@@ -75,7 +75,7 @@ struct sk_buff *acknowledgement(struct sock *sk, const struct segment *segment)
 	skb->protocol = htons(ETH_P_IP);
 	skb->priority = READ_ONCE(sk->sk_priority);
 	skb->mark = READ_ONCE(sk->sk_mark);
-	skb->dev = dst_dev(dst);
+	skb->dev = READ_ONCE(dst->dev);
 	skb_dst_set(skb, dst);
 	return skb;
 no:
