@@ -19,7 +19,7 @@ use crate::{Error, Result};
 /// Name of the inner device that has the VM's addresses.
 const VM_DEVICE: &str = "vm";
 /// Name of the inner device at which held packets arrive.
-const HOLD_DEVICE: &str = "park";
+const HOLD_DEVICE: &str = "hold";
 /// The main routing table.
 const MAIN_TABLE: u8 = RouteHeader::RT_TABLE_MAIN;
 

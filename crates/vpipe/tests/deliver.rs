@@ -117,9 +117,9 @@ fn frames_of_a_worker_reach_its_own_vm_only() {
     let (hold, vm, hold_index, vm_index) = netns
         .run(|| {
             (
-                Frames::open("park"),
+                Frames::open("hold"),
                 Frames::open("vm"),
-                device::index("park").unwrap(),
+                device::index("hold").unwrap(),
                 device::index("vm").unwrap(),
             )
         })
