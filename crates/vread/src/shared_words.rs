@@ -21,16 +21,16 @@ unsafe impl Send for SharedWords {}
 unsafe impl Sync for SharedWords {}
 
 impl SharedWords {
-    /// Maps `file`, whose size must be between `least` and `most` words.
+    /// Maps `file`, whose size must be between `min_count` and `max_count` words.
     pub(crate) fn map(
         file: impl AsFd,
         writable: bool,
-        least: usize,
-        most: usize,
+        min_count: usize,
+        max_count: usize,
     ) -> io::Result<Self> {
         let size = rustix::fs::fstat(&file)?.st_size;
         let count = usize::try_from(size).unwrap_or(usize::MAX) / size_of::<u64>();
-        if count < least || count > most {
+        if count < min_count || count > max_count {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 format!("the file has {size} bytes, which is not a valid size"),

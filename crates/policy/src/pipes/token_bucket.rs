@@ -125,8 +125,8 @@ mod tests {
                     bucket.consume(bytes);
                     sent += bytes;
                 }
-                let most = u128::from(rate) * u128::from(now) / u128::from(SECOND) + u128::from(rate / 10);
-                prop_assert!(u128::from(sent) <= most + 1, "{sent} of {most} at {now}");
+                let allowed = u128::from(rate) * u128::from(now) / u128::from(SECOND) + u128::from(rate / 10);
+                prop_assert!(u128::from(sent) <= allowed + 1, "{sent} of {allowed} at {now}");
             }
         }
 

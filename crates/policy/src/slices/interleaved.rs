@@ -270,8 +270,8 @@ impl Interleaved {
         {
             // A cap below its share would let its lag grow without end.
             if self.vms[i].boost.sees_packets {
-                let most = self.vms[i].credit + self.slice();
-                self.ledger.limit_credit(i, most);
+                let max_credit = self.vms[i].credit + self.slice();
+                self.ledger.limit_credit(i, max_credit);
             }
         }
         for i in self.all.difference(unchanged).iter() {

@@ -12,7 +12,7 @@ use crate::agent::Message;
 /// Name of the virtio-serial port of this stream.
 pub const PORT: &str = "org.viola.lane.0";
 /// Longest `failed` text, in bytes.
-const MAX_FAILED_BYTES_BYTES: usize = 1024;
+const MAX_REASON_BYTES: usize = 1024;
 
 /// An Ethernet address, in network order.
 pub type Mac = [u8; 6];
@@ -60,7 +60,7 @@ impl Message for LaneRequest {
 impl Message for LaneReply {
     fn check(&self) -> Result<(), &'static str> {
         match &self.failed {
-            Some(text) if text.len() > MAX_FAILED_BYTES_BYTES => Err("`failed` is too long"),
+            Some(text) if text.len() > MAX_REASON_BYTES => Err("`failed` is too long"),
             _ => Ok(()),
         }
     }
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(reader.next::<LaneRequest>().unwrap().unwrap(), asked);
         let long = LaneReply {
             n: 7,
-            failed: Some("x".repeat(MAX_FAILED_BYTES_BYTES + 1)),
+            failed: Some("x".repeat(MAX_REASON_BYTES + 1)),
         };
         assert!(encode(&long).is_err());
         reader.push(&encode(&LaneReply { n: 7, failed: None }).unwrap());

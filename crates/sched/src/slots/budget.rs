@@ -16,7 +16,7 @@ const MIN_RESUME: Nanos = MS / 2;
 #[derive(Debug, Clone)]
 pub struct Budget {
     /// Most time in any [`WINDOW`], ns; `None`: no limit.
-    most: Option<Nanos>,
+    limit: Option<Nanos>,
     used: [Nanos; BINS],
     /// Number of the present entry.
     bin: u64,
@@ -27,7 +27,7 @@ impl Budget {
     /// A limit of `permille` of the core (1..=1000), or none.
     pub fn new(permille: Option<u32>) -> Self {
         Self {
-            most: permille.map(|p| WINDOW * u64::from(p.clamp(1, 1000)) / 1000),
+            limit: permille.map(|p| WINDOW * u64::from(p.clamp(1, 1000)) / 1000),
             used: [0; BINS],
             bin: 0,
             spent: false,
@@ -36,12 +36,12 @@ impl Budget {
 
     /// Changes the limit; the record stays.
     pub fn set(&mut self, permille: Option<u32>) {
-        self.most = Self::new(permille).most;
+        self.limit = Self::new(permille).limit;
     }
 
     /// Adds the time that real-time threads used since the last call, up to `now`. Returns whether they may go on.
     pub fn spend(&mut self, now: Nanos, used: Nanos) -> bool {
-        let Some(most) = self.most else {
+        let Some(limit) = self.limit else {
             self.spent = false;
             return true;
         };
@@ -55,13 +55,13 @@ impl Budget {
             self.record(now, used);
         }
         let all: Nanos = self.used.iter().sum();
-        let left = most.saturating_sub(all);
+        let left = limit.saturating_sub(all);
         let needed = if self.spent {
             MIN_RESUME
         } else {
             2 * MAX_LATENESS
         };
-        self.spent = left < needed.min(most);
+        self.spent = left < needed.min(limit);
         !self.spent
     }
 
@@ -81,19 +81,19 @@ impl Budget {
 
     /// The time of the next check, while one of the threads is runnable.
     pub fn next_check(&self, now: Nanos) -> Nanos {
-        match self.most {
+        match self.limit {
             None => Nanos::MAX,
             Some(_) if self.spent => (now / BIN + 1) * BIN,
-            Some(most) => {
+            Some(limit) => {
                 let all: Nanos = self.used.iter().sum();
-                now + most.saturating_sub(all + MAX_LATENESS).max(MAX_LATENESS)
+                now + limit.saturating_sub(all + MAX_LATENESS).max(MAX_LATENESS)
             }
         }
     }
 
     /// Whether there is a limit.
     pub fn is_limited(&self) -> bool {
-        self.most.is_some()
+        self.limit.is_some()
     }
 }
 
@@ -138,8 +138,8 @@ mod tests {
             late in proptest::collection::vec(0..MAX_LATENESS, 1..50),
         ) {
             let ran = drive(permille, &late, 300 * MS);
-            let most = WINDOW * u64::from(permille) / 1000;
-            prop_assert!(worst(&ran) <= most, "{} of {most}", worst(&ran));
+            let limit = WINDOW * u64::from(permille) / 1000;
+            prop_assert!(worst(&ran) <= limit, "{} of {limit}", worst(&ran));
         }
     }
 

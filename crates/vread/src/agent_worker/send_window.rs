@@ -67,12 +67,12 @@ impl SendWindow {
             ToAgent::HelloRequest { .. } | ToAgent::Ping { .. }
                 if self.size.is_some() && !self.waiting.is_empty() => {}
             ToAgent::Withdrawn { leases } => {
-                let most = if self.size.is_some() {
+                let max_leases = if self.size.is_some() {
                     MAX_LEASES_PER_LINE
                 } else {
                     MAX_LEASES
                 };
-                for some in leases.chunks(most) {
+                for some in leases.chunks(max_leases) {
                     let leases = some.to_vec();
                     self.enqueue(ToAgent::Withdrawn { leases });
                 }

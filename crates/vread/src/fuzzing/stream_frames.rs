@@ -105,8 +105,8 @@ fn in_session(mut rest: &[u8], nonce: u64, hello: &Hello) -> Vec<u8> {
     fuse_stream::push_frame(&mut out, FrameKind::Hello, nonce, &hello.encode());
     while let Some(([kind, other, length], after)) = rest.split_first_chunk::<3>() {
         let kind = KINDS[usize::from(*kind) % KINDS.len()];
-        let most = usize::from(*length).min(kind.max_payload_bytes());
-        let (body, after) = after.split_at(after.len().min(most));
+        let max_length = usize::from(*length).min(kind.max_payload_bytes());
+        let (body, after) = after.split_at(after.len().min(max_length));
         rest = after;
         let session = SESSION + u64::from(other & 1);
         let payload = match (kind, body) {

@@ -258,8 +258,8 @@ impl FrameSink for AnswerSink<'_> {
                 };
             }
             Message::Found(located) => {
-                let most = i64::MAX as u64;
-                if located.data > most || located.meta > most {
+                let max_length = i64::MAX as u64;
+                if located.data > max_length || located.meta > max_length {
                     return Err(ProtocolError("a file length above 2^63 - 1"));
                 }
                 Answer::Found(located)

@@ -268,7 +268,7 @@ impl Header {
             code,
             id: u64::from_le_bytes(id),
         };
-        let most = if kind == DATA {
+        let max_length = if kind == DATA {
             MAX_READ as usize
         } else {
             MAX_BODY
@@ -277,7 +277,7 @@ impl Header {
             () if zero != 0 || zeros != 0 => {
                 Err(ProtocolError("a header with nonzero reserved bytes"))
             }
-            () if head.length > most => Err(ProtocolError("a frame that is too long")),
+            () if head.length > max_length => Err(ProtocolError("a frame that is too long")),
             () if code != 0 && (kind != DATA || head.length > 0) => {
                 Err(ProtocolError("an unexpected code"))
             }

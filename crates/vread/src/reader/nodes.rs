@@ -191,8 +191,8 @@ impl Nodes {
         }
     }
 
-    /// Returns up to `most` entries of a directory with numbers above `after`, in order.
-    pub(super) fn children(&self, folder: &Node, after: u64, most: usize) -> Vec<Arc<Node>> {
+    /// Returns up to `max_count` entries of a directory with numbers above `after`, in order.
+    pub(super) fn children(&self, folder: &Node, after: u64, max_count: usize) -> Vec<Arc<Node>> {
         let inner = self.read();
         let all = inner.by_id.range(after.saturating_add(1)..);
         all.map(|(_, node)| node)
@@ -201,7 +201,7 @@ impl Nodes {
                 (Kind::Pool(pool), Kind::File(file)) => file.key.pool() == pool,
                 _ => false,
             })
-            .take(most)
+            .take(max_count)
             .cloned()
             .collect()
     }

@@ -448,10 +448,10 @@ fn a_client_that_asks_again_at_once_finds_a_busy_lsvm_on_the_core() {
         assert!(p50 <= 120 * US, "{think} us: {p50} ns");
         assert!(p99 <= 5 * MS, "{think} us: {p99} ns");
         // A quarter of the core, less what the LSVM does meanwhile.
-        let most = 500 * MS / (120 + think) / US;
+        let max_requests = 500 * MS / (120 + think) / US;
         let n = latencies.len() as Nanos;
         assert!(
-            (most * 9 / 10..=most * 21 / 20).contains(&n),
+            (max_requests * 9 / 10..=max_requests * 21 / 20).contains(&n),
             "{think} us: {n} answers"
         );
     }

@@ -278,11 +278,11 @@ fn an_agent_on_a_serial_line_that_reads_late_gets_all_and_never_too_much_at_once
         w.send(&name(lease, 7));
     }
     let mut next = 0;
-    let mut most = 0;
+    let mut max_unread = 0;
     while next < 400 {
         // Slower than the answers come.
         std::thread::sleep(Duration::from_millis(5));
-        most = most.max(unread(&w.agent));
+        max_unread = max_unread.max(unread(&w.agent));
         match w
             .frames
             .wait::<ToAgent>(&mut w.agent)
@@ -299,8 +299,8 @@ fn an_agent_on_a_serial_line_that_reads_late_gets_all_and_never_too_much_at_once
         }
     }
     assert!(
-        most > 1000 && most <= u64::from(agent::SERIAL_LINE_BYTES),
-        "{most}"
+        max_unread > 1000 && max_unread <= u64::from(agent::SERIAL_LINE_BYTES),
+        "{max_unread}"
     );
     w.quit();
 }

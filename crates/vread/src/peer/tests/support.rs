@@ -198,11 +198,11 @@ pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 pub struct Rng(pub u64);
 
 impl Rng {
-    pub fn below(&mut self, most: u64) -> u64 {
+    pub fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        (self.0 >> 11) % most
+        (self.0 >> 11) % bound
     }
 }
 
