@@ -78,7 +78,7 @@ fn names_and_numbers(found: &[ConfiguredNic]) -> io::Result<Vec<Option<(String, 
 
 /// Runs `f` in the network namespace of `pid`: in this thread when the namespace is its own, else in a short-lived
 /// thread, so that no other thread changes its namespace.
-fn within<T: Send>(
+pub(crate) fn within<T: Send>(
     pid: Tid,
     netns: u64,
     f: impl FnOnce() -> io::Result<T> + Send,

@@ -8,7 +8,14 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
+use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+
+use crate::netns;
+use crate::proc;
+use crate::proc::unix_diag::{FileId, listeners};
+use crate::proc::unix_sockets::socket_inodes;
+use crate::thread::Tid;
 
 /// Connects without waiting: returns [`io::ErrorKind::WouldBlock`] when the server's queue is full. Opens the socket by a
 /// descriptor, so that paths of any length and paths through `/proc/PID/root` work.
@@ -16,11 +23,32 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 /// # Errors
 /// The kernel's error.
 pub fn connect(reach: &Path) -> io::Result<UnixStream> {
-    let node = File::from(rustix::fs::open(
-        reach,
-        OFlags::PATH | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?);
+    connect_node(&open(reach)?)
+}
+
+/// As [`connect`], if the process `owner` listens there. A socket that another process made and passed to `owner` counts.
+///
+/// # Errors
+/// The kernel's error; [`io::ErrorKind::PermissionDenied`] when another process listens there.
+pub fn connect_to(owner: Tid, reach: &Path) -> io::Result<UnixStream> {
+    let node = open(reach)?;
+    let is_owners = is_listener(owner, &node).unwrap_or(false);
+    let stream = connect_node(&node)?;
+    // On some file systems (overlayfs) the kernel shows another device.
+    let made_it = |pid: i32| u32::try_from(pid) == Ok(owner);
+    if is_owners || made_it(socket_peercred(&stream)?.pid.as_raw_nonzero().get()) {
+        return Ok(stream);
+    }
+    let what = "another process than the VM's listens there";
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, what))
+}
+
+fn open(reach: &Path) -> io::Result<File> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    Ok(File::from(rustix::fs::open(reach, flags, Mode::empty())?))
+}
+
+fn connect_node(node: &File) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", node.as_raw_fd()))?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -28,4 +56,46 @@ pub fn connect(reach: &Path) -> io::Result<UnixStream> {
     let stream = UnixStream::from(fd);
     stream.set_nonblocking(false)?;
     Ok(stream)
+}
+
+/// Whether a process has a listening socket that is bound to this file. The socket may be of the process's network namespace or
+/// of this one, where a management program made it.
+fn is_listener(pid: Tid, node: &File) -> io::Result<bool> {
+    let file = FileId::of(node)?;
+    let own: Vec<u32> = socket_inodes(pid)?.into_iter().map(|i| i as u32).collect();
+    let has = |found: Vec<(u32, FileId)>| found.iter().any(|(s, f)| *f == file && own.contains(s));
+    if has(listeners()?) {
+        return Ok(true);
+    }
+    match proc::netns(pid).ok().flatten() {
+        Some(netns) => Ok(has(netns::within(pid, netns, listeners)?)),
+        None => Ok(false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+    use std::process::Command;
+
+    #[test]
+    fn only_the_process_that_listens_is_connected_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        assert!(connect_to(std::process::id(), &path).is_ok());
+        let mut other = Command::new("sleep").arg("600").spawn().unwrap();
+        let refused = connect_to(other.id(), &path).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+        other.kill().unwrap();
+        other.wait().unwrap();
+        // A socket that was passed to the process is its own.
+        rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty()).unwrap();
+        let mut heir = Command::new("sleep").arg("600").spawn().unwrap();
+        let connected = connect_to(heir.id(), &path);
+        heir.kill().unwrap();
+        heir.wait().unwrap();
+        assert!(connected.is_ok(), "{connected:?}");
+    }
 }

@@ -264,9 +264,12 @@ impl Agent {
             return false;
         }
         self.watch_tried = Some(now);
-        let path = match &config.qmp {
-            Some(path) => Some(path.clone()),
-            None => sockets::event_socket(&self.vm).unwrap_or_default(),
+        let (path, owner) = match &config.qmp {
+            Some(path) => (Some(path.clone()), None),
+            None => {
+                let found = sockets::event_socket(&self.vm).unwrap_or_default();
+                (found, Some(self.vm.pid))
+            }
         };
         let Some(path) = path else {
             self.why = "viola needs a QMP socket of its own to hear of resets, snapshots and migrations: give the VM \
@@ -274,7 +277,7 @@ impl Agent {
                 .into();
             return false;
         };
-        match DiskWatch::connect(&path) {
+        match DiskWatch::connect(&path, owner) {
             Ok(watch) => {
                 self.watch = Some(watch);
                 // Earlier events are unknown, so names from before may be wrong.
@@ -378,8 +381,14 @@ impl Agent {
             Some(path) => Ok(Some(path.clone())),
             None => sockets::agent_socket(&self.vm),
         };
+        // QEMU listens at the port itself. At the socket of a UML guest a program beside it does.
+        let is_vms = config.agent.is_none() && self.vm.hypervisor == Hypervisor::Qemu;
+        let connect = |path: &Path| match is_vms {
+            true => unix_connect::connect_to(self.vm.pid, path),
+            false => unix_connect::connect(path),
+        };
         let connected = match path {
-            Ok(Some(path)) => unix_connect::connect(&path)
+            Ok(Some(path)) => connect(&path)
                 .map_err(|e| format!("its agent's channel {}: {e}", path.display())),
             Ok(None) => Err("it has no channel to an agent".into()),
             Err(e) => Err(e.one_line()),

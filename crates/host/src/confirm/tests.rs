@@ -143,6 +143,8 @@ fn only_a_confirmed_vm_is_asked_at_the_socket_that_it_names() {
     let listener = UnixListener::bind(&socket).unwrap();
     listener.set_nonblocking(true).unwrap();
     let qmp = format!("unix:{},server=on", socket.display());
+    // The VM's process has the socket, as QEMU has one that libvirt made.
+    rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty()).unwrap();
     let process = Forged::start_with(&name, &["-qmp", &qmp]);
     let mut inventory = Inventory::new().unwrap();
     inventory.set_sources(sources.clone());

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::thread::Tid;
 use crate::vm::{Disk, Hypervisor, printable};
 
 /// Time for all requests to one VM together.
@@ -27,23 +28,23 @@ pub(super) struct Answer {
     pub(super) macs: BTreeMap<String, String>,
 }
 
-/// Queries a VM for its state and devices.
+/// Queries a VM for its state and devices. `at` is its socket, and the process that has to listen there.
 ///
 /// # Errors
 /// The kernel's error; [`io::ErrorKind::InvalidData`] for a malformed answer.
-pub(super) fn query(hypervisor: Hypervisor, socket: &Path) -> io::Result<Answer> {
+pub(super) fn query(hypervisor: Hypervisor, at: (&Path, Tid)) -> io::Result<Answer> {
     let deadline = Instant::now() + REQUEST_TIMEOUT;
     if hypervisor == Hypervisor::Firecracker {
-        let about = get(socket, "/", deadline)?;
-        let config = get(socket, "/vm/config", deadline)?;
+        let about = get(at, "/", deadline)?;
+        let config = get(at, "/vm/config", deadline)?;
         return Ok(firecracker(&about, &config));
     }
-    let info = get(socket, "/api/v1/vm.info", deadline)?;
+    let info = get(at, "/api/v1/vm.info", deadline)?;
     Ok(cloud_hypervisor(&info))
 }
 
-fn get(socket: &Path, path: &str, deadline: Instant) -> io::Result<Value> {
-    let mut stream = crate::unix_connect::connect(socket)?;
+fn get((socket, owner): (&Path, Tid), path: &str, deadline: Instant) -> io::Result<Value> {
+    let mut stream = crate::unix_connect::connect_to(owner, socket)?;
     let request =
         format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n\r\n");
     stream.set_write_timeout(Some(time_left(deadline)?))?;

@@ -177,7 +177,7 @@ impl MicroVm {
     fn query(&mut self, pid: Tid, now: Instant) {
         self.queried_at = Some(now);
         let socket = self.socket.as_deref().map(|s| through_root(pid, s));
-        match socket.and_then(|socket| api::query(self.hypervisor, &socket).ok()) {
+        match socket.and_then(|socket| api::query(self.hypervisor, (&socket, pid)).ok()) {
             Some(answer) => {
                 self.answer = Some(answer);
                 self.wait = MAX_QUERY_INTERVAL;

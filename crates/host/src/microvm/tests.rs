@@ -179,7 +179,7 @@ fn firecracker_reports_state_drives_and_addresses() {
         {"drive_id":"ro","path_on_host":"base.img","is_read_only":true}],
         "network-interfaces":[{"iface_id":"eth0","guest_mac":"06:00:ac:10:00:02","host_dev_name":"tap0"}]}"#;
     let (_dir, socket) = serve(vec![http(about), http(config)]);
-    let answer = api::query(Hypervisor::Firecracker, &socket).unwrap();
+    let answer = api::query(Hypervisor::Firecracker, (&socket, std::process::id())).unwrap();
     assert_eq!(answer.state, "running");
     let disks: Vec<_> = answer
         .disks
@@ -195,7 +195,7 @@ fn cloud_hypervisor_reports_state_disks_and_addresses() {
     let info = r#"{"config":{"disks":[{"path":"/srv/db.raw","readonly":false,"id":"_disk0"}],
         "net":[{"tap":"vmtap0","mac":"12:34:56:78:90:ab","id":"_net1"}]},"state":"Paused","memory_actual_size":1}"#;
     let (_dir, socket) = serve(vec![http(info)]);
-    let answer = api::query(Hypervisor::CloudHypervisor, &socket).unwrap();
+    let answer = api::query(Hypervisor::CloudHypervisor, (&socket, std::process::id())).unwrap();
     assert_eq!((answer.state.as_str(), answer.disks.len()), ("paused", 1));
     assert_eq!(answer.disks[0].format, None, "viola does not probe images");
     assert_eq!(answer.macs["vmtap0"], "12:34:56:78:90:ab");
@@ -213,10 +213,10 @@ fn silence_refusals_and_malformed_answers_are_errors_within_the_timeout() {
     ] {
         let (_dir, socket) = serve(vec![answer.to_vec()]);
         let begun = Instant::now();
-        assert!(api::query(Hypervisor::CloudHypervisor, &socket).is_err());
+        assert!(api::query(Hypervisor::CloudHypervisor, (&socket, std::process::id())).is_err());
         assert!(begun.elapsed() < Duration::from_secs(3));
     }
-    assert!(api::query(Hypervisor::Firecracker, Path::new("/nonexistent/socket")).is_err());
+    assert!(api::query(Hypervisor::Firecracker, (Path::new("/nonexistent/socket"), 1)).is_err());
 }
 
 proptest! {

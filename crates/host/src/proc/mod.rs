@@ -18,6 +18,7 @@ mod read;
 mod stat;
 mod taps;
 mod terminals;
+pub(crate) mod unix_diag;
 pub(crate) mod unix_sockets;
 
 use std::path::{Path, PathBuf};

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::message::list;
 use super::qmp::{Connection, QmpFailure};
+use crate::thread::Tid;
 use crate::vm::printable;
 
 /// Most images of one backing chain.
@@ -33,12 +34,13 @@ impl std::fmt::Debug for DiskWatch {
 }
 
 impl DiskWatch {
-    /// Connects to a QMP socket and holds it.
+    /// Connects to a QMP socket and holds it. `owner` is the process that has to listen there; `None` for a socket that the
+    /// operator has named.
     ///
     /// # Errors
     /// [`QmpFailure`], after at most two seconds.
-    pub fn connect(reach: &Path) -> Result<Self, QmpFailure> {
-        Connection::open(reach).map(Self::on_connection)
+    pub fn connect(reach: &Path, owner: Option<Tid>) -> Result<Self, QmpFailure> {
+        Connection::open(reach, owner).map(Self::on_connection)
     }
 
     pub(super) fn on_connection(connection: Connection) -> Self {
@@ -176,7 +178,7 @@ mod tests {
             .unwrap();
             writeln!(out, "{{\"return\": [], \"id\": 2}}").unwrap();
         });
-        let mut watch = DiskWatch::connect(&path).unwrap();
+        let mut watch = DiskWatch::connect(&path, Some(std::process::id())).unwrap();
         assert!(watch.chains().unwrap().is_empty());
         let seen = watch.changes();
         qemu.join().unwrap();

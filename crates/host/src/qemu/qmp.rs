@@ -16,14 +16,21 @@ use serde_json::{Value, json};
 
 use super::message::{Lines, MAX_ITEMS, Message, parse_message};
 pub use super::message::{QmpError, QmpFailure};
+use crate::thread::Tid;
+use crate::unix_connect;
 
 /// Default timeout for one answer.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 /// Timeout for a whole series of commands.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(2);
 
-fn open_stream(reach: &Path) -> Result<UnixStream, QmpFailure> {
-    let stream = crate::unix_connect::connect(reach).map_err(|e| match e.kind() {
+/// `owner` is the process that has to listen there; `None` for a socket that the operator has named.
+fn open_stream(reach: &Path, owner: Option<Tid>) -> Result<UnixStream, QmpFailure> {
+    let connected = match owner {
+        Some(owner) => unix_connect::connect_to(owner, reach),
+        None => unix_connect::connect(reach),
+    };
+    let stream = connected.map_err(|e| match e.kind() {
         // The queue is full of other clients.
         io::ErrorKind::WouldBlock => QmpFailure::Busy,
         _ => QmpFailure::Io(e),
@@ -47,9 +54,9 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects and negotiates.
-    pub(super) fn open(reach: &Path) -> Result<Self, QmpFailure> {
-        Self::on_stream(open_stream(reach)?)
+    /// Connects and negotiates. `owner` is the process that has to listen there, if that matters.
+    pub(super) fn open(reach: &Path, owner: Option<Tid>) -> Result<Self, QmpFailure> {
+        Self::on_stream(open_stream(reach, owner)?)
     }
 
     /// As [`Connection::open`], with another timeout for answers.
@@ -57,7 +64,7 @@ impl Connection {
         reach: &Path,
         answer_timeout: Duration,
     ) -> Result<Self, QmpFailure> {
-        Self::start(open_stream(reach)?, answer_timeout)
+        Self::start(open_stream(reach, None)?, answer_timeout)
     }
 
     /// Negotiates on a connected stream.

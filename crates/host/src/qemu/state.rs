@@ -25,12 +25,19 @@ pub struct QemuState {
     pub disks: Vec<Disk>,
 }
 
-/// Queries the QMP server at `reach`, a path that this program can open. `vm` and `socket` are names for the error.
+/// Queries the QMP server at `reach`, a path that this program can open and at which process `owner` has to listen. `vm` and
+/// `socket` are names for the error.
 ///
 /// # Errors
 /// [`QmpError`] after at most two seconds.
-pub(super) fn query(vm: &str, socket: &Path, reach: &Path) -> Result<QemuState, QmpError> {
-    let answer = Connection::open(reach).and_then(|mut connection| query_all(&mut connection));
+pub(super) fn query(
+    vm: &str,
+    socket: &Path,
+    reach: &Path,
+    owner: Tid,
+) -> Result<QemuState, QmpError> {
+    let answer = Connection::open(reach, Some(owner));
+    let answer = answer.and_then(|mut connection| query_all(&mut connection));
     answer.map_err(|cause| QmpError {
         vm: vm.to_owned(),
         socket: socket.to_owned(),
@@ -116,7 +123,7 @@ mod tests {
             let _ = stream.write_all(&answer);
             let _ = stream.read_to_end(&mut Vec::new());
         });
-        let result = query("web", Path::new("/run/web.qmp"), &path);
+        let result = query("web", Path::new("/run/web.qmp"), &path, std::process::id());
         server.join().unwrap();
         result
     }
@@ -187,10 +194,11 @@ mod tests {
     fn a_socket_without_a_server_fails_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let missing = query("web", &path, &path).unwrap_err();
+        let own = std::process::id();
+        let missing = query("web", &path, &path, own).unwrap_err();
         assert!(matches!(missing.cause, QmpFailure::Io(_)), "{missing}");
         drop(UnixListener::bind(&path).unwrap());
-        let refused = query("web", &path, &path).unwrap_err();
+        let refused = query("web", &path, &path, own).unwrap_err();
         assert!(matches!(refused.cause, QmpFailure::Io(_)), "{refused}");
     }
 

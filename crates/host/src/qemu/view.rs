@@ -37,7 +37,7 @@ pub(super) fn query_socket(
     if proc::unix_sockets::has_client(pid, socket)? {
         return Ok(Err(failed(QmpFailure::Busy)));
     }
-    let answer = match state::query(vm, Path::new(socket), &through_root(pid, socket)) {
+    let answer = match state::query(vm, Path::new(socket), &through_root(pid, socket), pid) {
         Ok(answer) => answer,
         Err(e) => return Ok(Err(e)),
     };

@@ -74,7 +74,11 @@ impl Stream {
                 return Ok(state);
             }
         };
-        match unix_connect::connect(&path) {
+        let connected = match (&config.stream, vm) {
+            (None, Some(vm)) => unix_connect::connect_to(vm.pid, &path),
+            _ => unix_connect::connect(&path),
+        };
+        match connected {
             Ok(stream) => {
                 worker
                     .order(&Order::Stream, &[stream.as_fd()])
