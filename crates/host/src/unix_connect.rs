@@ -8,7 +8,6 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use crate::netns;
@@ -35,8 +34,7 @@ pub fn connect_to(owner: Tid, reach: &Path) -> io::Result<UnixStream> {
     let is_owners = is_listener(owner, &node).unwrap_or(false);
     let stream = connect_node(&node)?;
     // On some file systems (overlayfs) the kernel shows another device.
-    let made_it = |pid: i32| u32::try_from(pid) == Ok(owner);
-    if is_owners || made_it(socket_peercred(&stream)?.pid.as_raw_nonzero().get()) {
+    if is_owners || peer(&stream)? == owner {
         return Ok(stream);
     }
     let what = "another process than the VM's listens there";
@@ -56,6 +54,22 @@ fn connect_node(node: &File) -> io::Result<UnixStream> {
     let stream = UnixStream::from(fd);
     stream.set_nonblocking(false)?;
     Ok(stream)
+}
+
+/// The process that called listen(2) at the other end (`SO_PEERCRED`, unix(7)); 0 for one of another PID namespace.
+fn peer(stream: &UnixStream) -> io::Result<Tid> {
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut size = size_of_val(&peer) as libc::socklen_t;
+    let (fd, level, to) = (stream.as_raw_fd(), libc::SOL_SOCKET, (&raw mut peer).cast());
+    // SAFETY: the kernel writes at most `size` bytes to `peer`, any of which are valid numbers, and to `size` how many.
+    match unsafe { libc::getsockopt(fd, level, libc::SO_PEERCRED, to, &raw mut size) } {
+        0 => Ok(u32::try_from(peer.pid).unwrap_or(0)),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Whether a process has a listening socket that is bound to this file. The socket may be of the process's network namespace or

@@ -61,7 +61,9 @@ impl Answer {
 
     /// The process may be the guest's by now, so any bytes are an answer.
     fn decode(bytes: &[u8]) -> Self {
-        let (kind, rest) = bytes.split_first().unwrap_or((&b'f', b"no answer was read"));
+        let (kind, rest) = bytes
+            .split_first()
+            .unwrap_or((&b'f', &b"no answer was read"[..]));
         let rest = &rest[..rest.len().min(MAX_TEXT_BYTES)];
         let text = printable(&String::from_utf8_lossy(rest));
         match kind {

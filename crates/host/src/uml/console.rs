@@ -5,7 +5,7 @@
 //! The answer goes to an abstract socket name, so the caller must be in the network namespace of the guest's process.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -156,6 +156,7 @@ fn read(bytes: &[u8]) -> Option<(bool, bool, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
     use std::os::unix::net::UnixDatagram;
 
     fn part(failed: u32, more: u32, text: &str) -> Vec<u8> {
