@@ -7,12 +7,14 @@ mod agent_messages;
 mod fuse_requests;
 mod peer_frames;
 mod stream_frames;
+mod vhost_user;
 mod worker_datagrams;
 
 pub use agent_messages::agent_messages;
 pub use fuse_requests::fuse_requests;
 pub use peer_frames::peer_frames;
 pub use stream_frames::stream_frames;
+pub use vhost_user::vhost_user;
 pub use worker_datagrams::worker_datagrams;
 
 /// Creates an empty file in memory.
@@ -55,6 +57,11 @@ mod tests {
     #[test]
     fn the_corpus_of_stream_frames_violates_no_invariant() {
         replay("stream_frames", stream_frames);
+    }
+
+    #[test]
+    fn the_corpus_of_vhost_user_messages_violates_no_invariant() {
+        replay("vhost_user", vhost_user);
     }
 
     #[test]

@@ -75,26 +75,38 @@ pub(crate) fn end_on_panic() {
 pub fn serve_vm(service: &Arc<Service>, socket: UnixListener, uid: u32) -> io::Result<()> {
     let mut listener = Listener::from(socket);
     loop {
-        let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
-        let device = Arc::new(Device::new(service, uid, memory.clone())?);
-        let exit_descriptors = device.exit_descriptors();
-        let mut daemon = VhostUserDaemon::new("vm".into(), device, memory).map_err(other)?;
-        daemon.start(&mut listener).map_err(other)?;
-        count(&service.counts.connected);
         // Either the VM is gone, or it connects again.
-        if let Err(e) = daemon.wait() {
-            let hung_up = "Disconnected PartialMessage SocketBroken";
-            if !hung_up
-                .split(' ')
-                .any(|word| format!("{e:?}").contains(word))
-            {
-                eprintln!("vread: the VMM's connection ended: {e}");
-            }
+        if let Some(why) = serve_connection(service, &mut listener, uid)? {
+            eprintln!("vread: the VMM's connection ended: {why}");
         }
-        drop(daemon);
-        drop(exit_descriptors);
-        service.counts.connected.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// Serves one connection of a VM. Returns why it ended, unless the VMM hung up.
+///
+/// # Errors
+/// When the socket fails or threads cannot start.
+pub(crate) fn serve_connection(
+    service: &Arc<Service>,
+    listener: &mut Listener,
+    uid: u32,
+) -> io::Result<Option<String>> {
+    let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
+    let device = Arc::new(Device::new(service, uid, memory.clone())?);
+    let exit_descriptors = device.exit_descriptors();
+    let mut daemon = VhostUserDaemon::new("vm".into(), device, memory).map_err(other)?;
+    daemon.start(listener).map_err(other)?;
+    count(&service.counts.connected);
+    let ended = daemon.wait();
+    drop(daemon);
+    drop(exit_descriptors);
+    service.counts.connected.fetch_sub(1, Ordering::Relaxed);
+    Ok(ended.err().and_then(|e| {
+        let hung_up = ["Disconnected", "PartialMessage", "SocketBroken"];
+        let kind = format!("{e:?}");
+        let is_hang_up = hung_up.iter().any(|word| kind.contains(word));
+        (!is_hang_up).then(|| e.to_string())
+    }))
 }
 
 fn other(e: vhost_user_backend::Error) -> io::Error {
