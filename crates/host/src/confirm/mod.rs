@@ -44,6 +44,13 @@ pub enum Confirmation {
     Launcher,
 }
 
+/// Whether a control group is the scope that machined made for a domain of libvirt: only root can make one, and it is for one
+/// VM, with its helpers.
+#[must_use]
+pub fn is_machines_scope(group: &str) -> bool {
+    libvirt::machine_of(group).is_some_and(|(scope, _)| scope == group)
+}
+
 /// Where confirmations come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sources {

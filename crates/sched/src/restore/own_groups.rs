@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use viola_host::cgroup::{Mounts, members};
-use viola_host::confirm::Confirmation;
+use viola_host::confirm::{Confirmation, is_machines_scope};
 use viola_host::{HostError, Tid, Vm, proc};
 
 use super::processes_of;
@@ -54,7 +54,8 @@ impl OwnGroups {
         if let Some(group) = vm.cgroup.as_ref().filter(|group| group.path != "/")
             && let Some(folder) = Mounts::read()?.folder(vm.pid, &group.path)?
         {
-            let mut is_own = is_machines_scope(vm, &group.path);
+            let by_libvirt = [Confirmation::Libvirt, Confirmation::Machined].map(Some);
+            let mut is_own = by_libvirt.contains(&vm.confirmed) && is_machines_scope(&group.path);
             if !is_own {
                 is_own = true;
                 for pid in members(&folder) {
@@ -109,18 +110,6 @@ impl OwnGroups {
         }
         Ok(threads)
     }
-}
-
-/// The scope that machined made for this domain of libvirt: only root can make one, and it is for one VM, with its helpers.
-fn is_machines_scope(vm: &Vm, group: &str) -> bool {
-    let scope = group.strip_prefix("/machine.slice/").unwrap_or_default();
-    scope.starts_with("machine-")
-        && scope.ends_with(".scope")
-        && !scope.contains('/')
-        && matches!(
-            vm.confirmed,
-            Some(Confirmation::Libvirt | Confirmation::Machined)
-        )
 }
 
 fn lives(pid: Tid) -> Result<bool, HostError> {
