@@ -164,7 +164,9 @@ impl Bed {
             spec.kernel_args
                 .extend(["intel_iommu=on", "hugepages=272"].map(String::from));
             let archive = pack(folder);
+            // It counts instructions, so it may share core 0 with the system (scripts/test-beds.sh).
             spec.memory(3072)
+                .cores(&[0])
                 .disk("qemu", &archive, "raw")
                 .arg(IOMMU)
                 .icount(0)
