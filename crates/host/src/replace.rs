@@ -53,7 +53,9 @@ fn crash_point(path: &Path) {
     use std::sync::atomic::{AtomicU32, Ordering};
     static PASSED: AtomicU32 = AtomicU32::new(0);
     let is_it = std::env::var_os("VIOLA_CRASH_FILE").is_some_and(|f| path.ends_with(&f));
-    let number = std::env::var("VIOLA_CRASH_POINT").ok().and_then(|n| n.parse().ok());
+    let number = std::env::var("VIOLA_CRASH_POINT")
+        .ok()
+        .and_then(|n| n.parse().ok());
     if !is_it || number != Some(PASSED.fetch_add(1, Ordering::Relaxed) + 1) {
         return;
     }

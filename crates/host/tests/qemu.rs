@@ -175,9 +175,9 @@ fn a_qmp_socket_of_another_process_is_named_and_the_vm_is_still_found() {
     let mut inventory = Inventory::new().unwrap();
     until(&mut inventory, &qemu.name, |vms, warnings| {
         has_vcpus(vms, 1)
-            && warnings
-                .iter()
-                .any(|w| w.contains("another process than the VM's listens there") && w.contains("/qmp"))
+            && warnings.iter().any(|w| {
+                w.contains("another process than the VM's listens there") && w.contains("/qmp")
+            })
     });
 }
 
@@ -355,7 +355,7 @@ fn the_agent_port_is_found_and_events_report_resets_and_snapshots() {
 
     let events = sockets::event_socket(vm).unwrap().unwrap();
     assert!(events.ends_with("second"), "{events:?}");
-    let mut watch = DiskWatch::connect(&events).unwrap();
+    let mut watch = DiskWatch::connect(&events, Some(qemu.pid())).unwrap();
     let chains = watch.chains().unwrap();
     assert_eq!(chains.len(), 1, "{chains:?}");
     assert_eq!(

@@ -201,7 +201,10 @@ pub(crate) fn is_readable(from: std::os::fd::BorrowedFd<'_>, end: Instant) -> io
             tv_sec: left.as_secs() as i64,
             tv_nsec: left.subsec_nanos().into(),
         };
-        match poll(&mut [PollFd::from_borrowed_fd(from, PollFlags::IN)], Some(&left)) {
+        match poll(
+            &mut [PollFd::from_borrowed_fd(from, PollFlags::IN)],
+            Some(&left),
+        ) {
             Ok(0) => return Ok(false),
             Ok(_) => return Ok(true),
             Err(rustix::io::Errno::INTR) => {}
@@ -230,7 +233,10 @@ mod tests {
 
     #[test]
     fn any_bytes_are_a_short_answer_without_control_characters() {
-        assert_eq!(Answer::decode(b""), Answer::Failed("no answer was read".into()));
+        assert_eq!(
+            Answer::decode(b""),
+            Answer::Failed("no answer was read".into())
+        );
         assert_eq!(Answer::decode(b"\x1b[2J"), Answer::Failed("[2J".into()));
         assert_eq!(Answer::decode(b"ra\nb\x1bc"), Answer::Refused("abc".into()));
         let long = Answer::decode(&[b'd'; 100_000]);

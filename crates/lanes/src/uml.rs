@@ -231,7 +231,14 @@ mod tests {
     #[test]
     fn only_a_terminal_is_accepted_as_agent_line() {
         assert_eq!(terminal("pts:/dev/pts/7\n"), Some(7));
-        for other in ["null", "fd:9", "pts:/etc/passwd", "pts:/dev/pts/../x", "pts:/dev/pts/+7", ""] {
+        for other in [
+            "null",
+            "fd:9",
+            "pts:/etc/passwd",
+            "pts:/dev/pts/../x",
+            "pts:/dev/pts/+7",
+            "",
+        ] {
             assert_eq!(terminal(other), None, "{other}");
         }
     }

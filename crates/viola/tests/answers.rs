@@ -43,11 +43,15 @@ fn reply(n: u64, failed: Option<&str>) -> Vec<u8> {
 #[test]
 fn only_the_reply_to_the_request_is_told() {
     let (child, mut guest) = start(Duration::from_secs(20));
-    guest.write_all(&reply(REQUEST - 1, Some("an old one"))).unwrap();
+    guest
+        .write_all(&reply(REQUEST - 1, Some("an old one")))
+        .unwrap();
     guest.write_all(&reply(REQUEST, None)).unwrap();
     assert_eq!(answer(child), "d");
     let (child, mut guest) = start(Duration::from_secs(20));
-    guest.write_all(&reply(REQUEST, Some("no bond\n here"))).unwrap();
+    guest
+        .write_all(&reply(REQUEST, Some("no bond\n here")))
+        .unwrap();
     assert_eq!(answer(child), "rno bond here");
 }
 
@@ -69,7 +73,11 @@ fn a_guests_answer_is_read_without_privilege() {
     let is_root = rustix::process::geteuid().is_root();
     let mut wanted = vec!["NoNewPrivs:\t1", "Seccomp:\t2"];
     if is_root {
-        wanted.extend(["Uid:\t65534\t65534\t65534", "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000"]);
+        wanted.extend([
+            "Uid:\t65534\t65534\t65534",
+            "CapEff:\t0000000000000000",
+            "CapPrm:\t0000000000000000",
+        ]);
     }
     let end = Instant::now() + Duration::from_secs(20);
     loop {

@@ -42,12 +42,23 @@ fn step(rig: &mut Rig, mut done: impl FnMut(&Rig) -> bool) -> bool {
 /// Starts a latency-sensitive VM's slots, ends them, starts them again, and ends the daemon.
 fn run_daemon(rig: &mut Rig) {
     let set = |class: &'static str| {
-        move |rig: &Rig| rig.daemon.ask(&["set", "va", "--class", class]).status.success()
+        move |rig: &Rig| {
+            rig.daemon
+                .ask(&["set", "va", "--class", class])
+                .status
+                .success()
+        }
     };
     for class in ["ls", "batch", "ls"] {
         let dead = step(rig, set(class)) || {
             let slots = class == "ls";
-            step(rig, |rig| if slots { rig.all_by_slots() } else { rig.all_stock() })
+            step(rig, |rig| {
+                if slots {
+                    rig.all_by_slots()
+                } else {
+                    rig.all_stock()
+                }
+            })
         };
         if dead {
             return;
@@ -89,7 +100,8 @@ fn a_process_that_dies_at_any_write_of_a_journal_leaves_stock_vms() {
             assert!(restore.status.success(), "{what}: {}", stderr(&restore));
             within(Duration::from_secs(3), &what, || {
                 let now = now(&rig);
-                now.iter().all(|(tid, is)| stock.get(tid).is_none_or(|was| was == is))
+                now.iter()
+                    .all(|(tid, is)| stock.get(tid).is_none_or(|was| was == is))
             });
             assert!(rig.all_stock(), "{what}");
             rig.assert_guests_work(&VMS);

@@ -97,7 +97,9 @@ fn frame(to: [u8; 6], from: [u8; 6], protocol: u8, ends: [[u8; 4]; 2], mark: &[u
     frame.extend(length.to_be_bytes());
     frame.extend([0, 0, 0, 0, 64, protocol, 0, 0]);
     frame.extend(ends.concat());
-    frame.extend([0x1f, 0x90, 0x1f, 0x91, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0x10, 1, 0, 0, 0, 0, 0]);
+    frame.extend([
+        0x1f, 0x90, 0x1f, 0x91, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0x10, 1, 0, 0, 0, 0, 0,
+    ]);
     frame.extend(mark);
     frame
 }
@@ -140,7 +142,11 @@ fn frames_of_a_worker_reach_its_own_vm_only() {
     assert!(!at_client.receives(b"forged", ABSENCE));
 
     // The host's interfaces do not exist here.
-    let host_interfaces = [tenant.vm_netns.veth(), tenant.vm_netns.hold_veth(), tenant.tap];
+    let host_interfaces = [
+        tenant.vm_netns.veth(),
+        tenant.vm_netns.hold_veth(),
+        tenant.tap,
+    ];
     for interface in host_interfaces {
         if ![hold_index, vm_index].contains(&interface) {
             let refused = hold.send(interface, &outwards).unwrap_err();

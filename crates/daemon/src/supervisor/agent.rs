@@ -388,8 +388,9 @@ impl Agent {
             false => unix_connect::connect(path),
         };
         let connected = match path {
-            Ok(Some(path)) => connect(&path)
-                .map_err(|e| format!("its agent's channel {}: {e}", path.display())),
+            Ok(Some(path)) => {
+                connect(&path).map_err(|e| format!("its agent's channel {}: {e}", path.display()))
+            }
             Ok(None) => Err("it has no channel to an agent".into()),
             Err(e) => Err(e.one_line()),
         };

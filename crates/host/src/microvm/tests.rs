@@ -216,7 +216,13 @@ fn silence_refusals_and_malformed_answers_are_errors_within_the_timeout() {
         assert!(api::query(Hypervisor::CloudHypervisor, (&socket, std::process::id())).is_err());
         assert!(begun.elapsed() < Duration::from_secs(3));
     }
-    assert!(api::query(Hypervisor::Firecracker, (Path::new("/nonexistent/socket"), 1)).is_err());
+    assert!(
+        api::query(
+            Hypervisor::Firecracker,
+            (Path::new("/nonexistent/socket"), 1)
+        )
+        .is_err()
+    );
 }
 
 proptest! {

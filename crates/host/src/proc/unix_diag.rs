@@ -137,12 +137,8 @@ mod tests {
         let path = dir.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
         let _client = UnixStream::connect(&path).unwrap();
-        let node = rustix::fs::open(
-            &path,
-            rustix::fs::OFlags::PATH,
-            rustix::fs::Mode::empty(),
-        )
-        .unwrap();
+        let node =
+            rustix::fs::open(&path, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
         let file = FileId::of(&node).unwrap();
         let inode = rustix::fs::fstat(&listener).unwrap().st_ino as u32;
         let found = listeners().unwrap();

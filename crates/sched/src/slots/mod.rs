@@ -242,7 +242,9 @@ impl Slots {
 fn release_held(plan: &Plan) {
     for core in &plan.cores {
         for vm in &core.vms {
-            let Some(hold_cpu) = vm.hold_cpu else { continue };
+            let Some(hold_cpu) = vm.hold_cpu else {
+                continue;
+            };
             let away: viola_host::CpuSet = [hold_cpu].into_iter().collect();
             for t in &vm.threads {
                 if viola_host::attrs::affinity(t.tid as u32).ok().flatten() == Some(away.clone()) {

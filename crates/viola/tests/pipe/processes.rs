@@ -25,11 +25,22 @@ struct Row<'a> {
 
 /// The table with this head, by the first cell.
 fn table<'a>(head: &str) -> BTreeMap<&'a str, Vec<&'a str>> {
-    let rows = PAGE.lines().skip_while(|line| !line.starts_with(head)).skip(2);
+    let rows = PAGE
+        .lines()
+        .skip_while(|line| !line.starts_with(head))
+        .skip(2);
     let rows = rows.take_while(|line| line.starts_with('|'));
-    let cells = |line: &'a str| line.trim_matches('|').split('|').map(str::trim).collect::<Vec<_>>();
+    let cells = |line: &'a str| {
+        line.trim_matches('|')
+            .split('|')
+            .map(str::trim)
+            .collect::<Vec<_>>()
+    };
     let table: BTreeMap<_, _> = rows.map(cells).map(|cells| (cells[0], cells)).collect();
-    assert!(!table.is_empty(), "the page has no table with the head {head}");
+    assert!(
+        !table.is_empty(),
+        "the page has no table with the head {head}"
+    );
     table
 }
 
@@ -64,7 +75,9 @@ fn name_of(pid: u32, has_pipe: bool) -> &'static str {
 
 fn status(pid: u32, key: &str) -> String {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(":\t"));
+    let line = status
+        .lines()
+        .find_map(|l| l.strip_prefix(key)?.strip_prefix(":\t"));
     line.unwrap_or_else(|| panic!("{key}: {status}")).to_owned()
 }
 
@@ -78,7 +91,10 @@ fn capabilities(pid: u32) -> u64 {
 
 /// The set of these names (include/uapi/linux/capability.h).
 fn set_of(names: &str) -> u64 {
-    let names = names.split(',').map(str::trim).filter(|n| n.starts_with("CAP_"));
+    let names = names
+        .split(',')
+        .map(str::trim)
+        .filter(|n| n.starts_with("CAP_"));
     names.fold(0, |set, name| {
         set | match name {
             "CAP_NET_BIND_SERVICE" => 1 << 10,
@@ -92,7 +108,11 @@ fn set_of(names: &str) -> u64 {
 fn compare(pid: u32, daemon: u32, name: &str, row: &Row<'_>) {
     let what = format!("{name}, process {pid}");
     let user = proc::users(pid).unwrap();
-    assert_eq!(user.iter().collect::<BTreeSet<_>>().len(), 1, "{what}: {user:?}");
+    assert_eq!(
+        user.iter().collect::<BTreeSet<_>>().len(),
+        1,
+        "{what}: {user:?}"
+    );
     match row.user {
         "root" => assert_eq!(user[0], 0, "{what}"),
         "its own number" => assert!(user[0] >= 100_000 && user[0] != 65_534, "{what}: {user:?}"),
@@ -109,14 +129,26 @@ fn compare(pid: u32, daemon: u32, name: &str, row: &Row<'_>) {
         let of = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/{space}")).unwrap();
         of(pid) == of(daemon)
     };
-    assert_eq!(same("net"), !row.namespaces.starts_with("network: "), "{what}");
+    assert_eq!(
+        same("net"),
+        !row.namespaces.starts_with("network: "),
+        "{what}"
+    );
     for space in ["mnt", "pid", "ipc", "user"] {
         assert!(same(space), "{what}: {space}");
     }
     // Without the unit only the workers' own lists are in force.
     let is_worker = row.system_calls != "unit" && row.user != "root";
-    assert_eq!(status(pid, "Seccomp"), if is_worker { "2" } else { "0" }, "{what}");
-    assert_eq!(status(pid, "NoNewPrivs"), if is_worker { "1" } else { "0" }, "{what}");
+    assert_eq!(
+        status(pid, "Seccomp"),
+        if is_worker { "2" } else { "0" },
+        "{what}"
+    );
+    assert_eq!(
+        status(pid, "NoNewPrivs"),
+        if is_worker { "1" } else { "0" },
+        "{what}"
+    );
 }
 
 /// The files that a worker has open, without those of `/run` of this daemon.
@@ -141,7 +173,12 @@ fn each_process_is_what_the_page_on_threats_says() {
     assert!(made.status.success(), "{made:?}");
     let shown = output(&["keys", "show", "--config", config]);
     let shown = String::from_utf8(shown.stdout).unwrap();
-    let fingerprint = shown.lines().next().unwrap().strip_prefix("fingerprint ").unwrap();
+    let fingerprint = shown
+        .lines()
+        .next()
+        .unwrap()
+        .strip_prefix("fingerprint ")
+        .unwrap();
     write_config(
         dir.path(),
         &format!(
@@ -163,7 +200,10 @@ fn each_process_is_what_the_page_on_threats_says() {
     let root = daemon.pid();
     let all = |of: u32| -> Vec<u32> {
         let mut found = proc::children(of).unwrap();
-        let below: Vec<u32> = found.iter().flat_map(|p| proc::children(*p).unwrap()).collect();
+        let below: Vec<u32> = found
+            .iter()
+            .flat_map(|p| proc::children(*p).unwrap())
+            .collect();
         found.extend(below);
         found
     };
@@ -179,13 +219,21 @@ fn each_process_is_what_the_page_on_threats_says() {
         names == expected
     });
     let rows = rows();
-    compare(root, root, "daemon (`viola run`)", &rows["daemon (`viola run`)"]);
+    compare(
+        root,
+        root,
+        "daemon (`viola run`)",
+        &rows["daemon (`viola run`)"],
+    );
     let mut users = BTreeSet::new();
     for pid in all(root) {
         let name = name_of(pid, true);
         compare(pid, root, name, &rows[name]);
         if name.ends_with("worker") {
-            assert!(users.insert(proc::users(pid).unwrap()[0]), "two workers of one user");
+            assert!(
+                users.insert(proc::users(pid).unwrap()[0]),
+                "two workers of one user"
+            );
         }
     }
 
@@ -198,7 +246,9 @@ fn each_process_is_what_the_page_on_threats_says() {
         }
         for file in files(pid, &daemon.run_dir()) {
             let is_vms = name == "vpipe worker"
-                && (Path::new(&file) == disk || file.starts_with("/proc/") || file.ends_with("cgroup.events"));
+                && (Path::new(&file) == disk
+                    || file.starts_with("/proc/")
+                    || file.ends_with("cgroup.events"));
             let is_memory = file.starts_with("/memfd:") || file == "/dev/null";
             let is_journal = Path::new(&file) == daemon.dir.path().join("log");
             assert!(is_vms || is_memory || is_journal, "{name} has {file} open");

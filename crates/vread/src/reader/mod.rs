@@ -33,9 +33,9 @@ pub(crate) use local_read::{BlockHandle, ReadError};
 pub(crate) use pool::Pool;
 pub use service::Service;
 pub use stream::StreamServer;
-pub use worker::{Params, run, serve_vm};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use worker::serve_connection;
+pub use worker::{Params, run, serve_vm};
 pub(crate) use worker::{change_datanodes, end_on_panic, two};
 
 #[cfg(any(test, feature = "fuzzing"))]
