@@ -7,7 +7,8 @@
 # and its line says so: emulated VMs wait for minutes if the host is busy. A word before the package says more:
 #
 #   ~        the emulated PC of this test bed counts instructions: it needs one core, and its clock does not depend on what
-#            else runs. These run one after the other on core 0 at low priority, beside all others.
+#            else runs. These run one after the other on core 0 at low priority, beside other emulated PCs.
+#   =        its daemon or its guests share this host's cores: it runs when no emulated PC runs.
 #   + N      it takes N seconds as a rule, and runs only if it can end before VIOLA_BEDS_END (seconds since 1970, as in
 #            `date +%s`), if that is set. The summary lists what was left out.
 #   -        it runs only if it is named.
@@ -18,7 +19,6 @@ beds() {
     cat <<'BEDS'
 ~ viola qemu_scx
 ~ viola qemu_operator
-~ + 1500 viola qemu_lanes a_nested
 viola-lab qemu
 viola qemu_vread
 viola qemu_migration
@@ -28,14 +28,15 @@ viola-vpipe vlan vms_of_equal
 - viola qemu_ack
 viola qemu_turbo
 viola qemu_lanes vfs_follow guests_survive
-viola crash_points
-viola vread_safety
-viola-agent datanode
-viola vread_hdfs
-viola-lab smp
-viola turbo
-viola pipe
-viola pipe-soak
+= viola crash_points
+= viola vread_safety
+= viola-agent datanode
+= viola vread_hdfs
+= viola-lab smp
+= viola turbo
+= viola pipe
+= viola pipe-soak
+= + 1300 viola qemu_lanes a_nested
 BEDS
 }
 
@@ -47,12 +48,15 @@ wanted() {
     return 1
 }
 
-# choose beside|main: the lines that run in this stream: the usual seconds (0: none stated), package, test, further words.
+# choose beside|main|after: the lines that run in this stream: the usual seconds (0: none stated), package, test, further words.
 choose() {
     local line stream usual
     while read -r line; do
         stream=main usual=0
-        case $line in '~ '*) stream=beside line=${line#'~ '} ;; esac
+        case $line in
+            '~ '*) stream=beside line=${line#'~ '} ;;
+            '= '*) stream=after line=${line#'= '} ;;
+        esac
         case $line in
             '+ '*) read -r _ usual line <<<"$line" ;;
             '- '*)
@@ -101,10 +105,12 @@ other=
 # The other stream is a process group of its own.
 trap 'rm -rf "$work"; [ -z "$other" ] || kill -- "-$other" 2>/dev/null' EXIT
 trap 'exit 130' INT TERM
-choose main >"$work/main"
-choose beside >"$work/beside"
-[ -s "$work/main" ] || [ -s "$work/beside" ] || { echo "test-beds: no test bed is called ${names[*]}" >&2; exit 2; }
-prepare "$(cat "$work/main" "$work/beside")" || { echo "test-beds: what a test bed needs cannot be made" >&2; exit 1; }
+for stream in beside main after; do
+    choose $stream >"$work/$stream"
+done
+all=$(cat "$work/beside" "$work/main" "$work/after")
+[ -n "$all" ] || { echo "test-beds: no test bed is called ${names[*]}" >&2; exit 2; }
+prepare "$all" || { echo "test-beds: what a test bed needs cannot be made" >&2; exit 1; }
 
 if [ -s "$work/beside" ]; then
     set -m
@@ -122,6 +128,7 @@ if [ -n "$other" ]; then
     wait "$other"
     other=
 fi
+run_all "$work/after" "$work/summary.other"
 echo
 cat "$work"/summary.*
 count() { cat "$work"/summary.* | grep -c "$1"; }

@@ -158,8 +158,21 @@ impl Drop for Reader {
     }
 }
 
+#[cfg(feature = "testing")]
+static IS_READ_HERE: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
+/// Lets this process read answers itself: a test's program is not viola.
+#[cfg(feature = "testing")]
+pub fn read_in_this_process() {
+    IS_READ_HERE.store(true, std::sync::atomic::Ordering::Relaxed);
+}
+
 /// Has an answer read by a process of this program.
 fn ask(question: Question, way: OwnedFd, timeout: Duration) -> io::Result<Answer> {
+    #[cfg(feature = "testing")]
+    if IS_READ_HERE.load(std::sync::atomic::Ordering::Relaxed) {
+        return Ok(read(question, way, timeout));
+    }
     let mut command = Command::new("/proc/self/exe");
     command.arg("worker");
     match question {

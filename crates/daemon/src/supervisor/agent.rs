@@ -382,10 +382,9 @@ impl Agent {
             None => sockets::agent_socket(&self.vm),
         };
         // QEMU listens at the port itself. At the socket of a UML guest a program beside it does.
-        let is_vms = config.agent.is_none() && self.vm.hypervisor == Hypervisor::Qemu;
-        let connect = |path: &Path| match is_vms {
-            true => unix_connect::connect_to(self.vm.pid, path),
-            false => unix_connect::connect(path),
+        let connect = |path: &Path| match (&config.agent, self.vm.hypervisor) {
+            (None, Hypervisor::Qemu) => unix_connect::connect_to(self.vm.pid, path),
+            _ => unix_connect::connect(path),
         };
         let connected = match path {
             Ok(Some(path)) => {
