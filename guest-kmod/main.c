@@ -201,6 +201,18 @@ static void on_drop(void *unused, struct sk_buff *skb, void *location, enum skb_
 	raw_spin_unlock_irqrestore(&b->lock, flags);
 }
 
+/* The same for kernels whose tracepoint has a socket that is not const, as that of 6.12. */
+static void __maybe_unused on_drop_plain(void *unused, struct sk_buff *skb, void *location,
+					 enum skb_drop_reason reason, struct sock *sk)
+{
+	on_drop(unused, skb, location, reason, sk);
+}
+
+#define is_socket_const                                                                                \
+	__builtin_types_compatible_p(typeof(__traceiter_kfree_skb),                                    \
+				     int(void *, struct sk_buff *, void *, enum skb_drop_reason, const struct sock *))
+#define drop_handler __builtin_choose_expr(is_socket_const, on_drop, on_drop_plain)
+
 static struct fprobe probe = {
 	.entry_data_size = sizeof(struct segment),
 	.entry_handler = before_add,
@@ -258,7 +270,7 @@ static int __init viola_ack_init(void)
 	resets = alloc_workqueue("viola_ack", WQ_UNBOUND, 0);
 	if (!resets)
 		return -ENOMEM;
-	failed = register_trace_kfree_skb(on_drop, NULL);
+	failed = register_trace_kfree_skb(drop_handler, NULL);
 	if (failed)
 		goto no_trace;
 	failed = register_fprobe_syms(&probe, symbols, ARRAY_SIZE(symbols));
@@ -268,7 +280,7 @@ static int __init viola_ack_init(void)
 	}
 	return 0;
 no_probe:
-	unregister_trace_kfree_skb(on_drop, NULL);
+	unregister_trace_kfree_skb(drop_handler, NULL);
 	tracepoint_synchronize_unregister();
 no_trace:
 	destroy_workqueue(resets);
@@ -278,7 +290,7 @@ no_trace:
 static void __exit viola_ack_exit(void)
 {
 	unregister_fprobe(&probe);
-	unregister_trace_kfree_skb(on_drop, NULL);
+	unregister_trace_kfree_skb(drop_handler, NULL);
 	tracepoint_synchronize_unregister();
 	packets_exit();
 	destroy_workqueue(resets);

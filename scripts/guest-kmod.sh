@@ -1,6 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# guest-kmod.sh: builds guest-kmod/ for the kernel of `qemu-image.sh --new`: build/qemu/kmod/viola_ack.ko.
+# guest-kmod.sh [--headers]: builds guest-kmod/ for the kernel of `qemu-image.sh --new`: build/qemu/kmod/viola_ack.ko.
+# With --headers it also builds it, as a trial, with the newest headers of each series of kernels that the archive has.
 #
 # Headers and compiler come from the archive of the kernel, checked against its signed index. The script unpacks them
 # into a folder and uses them there by chroot; it installs nothing on this host.
@@ -17,9 +18,11 @@ state=$here/apt
 say() { printf 'guest-kmod: %s\n' "$*"; }
 die() { printf 'guest-kmod: %s\n' "$*" >&2; exit 1; }
 
+headers=no
 case ${1-} in
     '') ;;
-    -h | --help) sed -n '3,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --headers) headers=yes ;;
+    -h | --help) sed -n '3,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) die "unknown option $1; see --help" ;;
 esac
 [ "$(id -u)" = 0 ] || die "chroot needs root; use sudo"
@@ -35,7 +38,7 @@ stamp() {
     (cd "$top" && sha256sum scripts/guest-kmod.sh guest-kmod/*.[ch] guest-kmod/Makefile)
     echo "$kernel"
 }
-if [ -s "$here/viola_ack.ko" ] && [ "$(stamp)" = "$(cat "$here/STAMP" 2>/dev/null)" ]; then
+if [ $headers = no ] && [ -s "$here/viola_ack.ko" ] && [ "$(stamp)" = "$(cat "$here/STAMP" 2>/dev/null)" ]; then
     say "ready: for $kernel, in ${here#"$top"/}"
     exit
 fi
@@ -65,12 +68,40 @@ build_root() {
 }
 
 [ "$(cat "$here/root/KERNEL" 2>/dev/null)" = "$kernel" ] || build_root
-rm -rf "$here/root/tmp/m"
-mkdir -p "$here/root/tmp/m"
-cp "$top"/guest-kmod/{*.[ch],Makefile} "$here/root/tmp/m/"
-# objtool needs /proc; the mount namespace removes the mount again
-unshare -m sh -c 'mount -t proc proc "$1/proc" && exec chroot "$1" /usr/bin/make -s -C /tmp/m "KDIR=/usr/src/linux-headers-$2"' \
-    sh "$here/root" "$kernel" >"$here/build.log" 2>&1 || { cat "$here/build.log" >&2; die "the module cannot be built"; }
+# Builds the module in the root with the headers of a kernel: build KERNEL.
+build() {
+    rm -rf "$here/root/tmp/m"
+    mkdir -p "$here/root/tmp/m"
+    cp "$top"/guest-kmod/{*.[ch],Makefile} "$here/root/tmp/m/"
+    # objtool needs /proc; the mount namespace removes the mount again
+    unshare -m sh -c 'mount -t proc proc "$1/proc" && exec chroot "$1" /usr/bin/make -s -C /tmp/m "KDIR=/usr/src/linux-headers-$2"' \
+        sh "$here/root" "$1" >"$here/build.log" 2>&1 || { cat "$here/build.log" >&2; die "the module cannot be built for $1"; }
+}
+
+# The newest kernel for cloud VMs of each series in the archive's index.
+newest() {
+    sed -nE 's/^Package: linux-headers-([0-9]+\.[0-9]+)(\.[^ ]*-cloud-amd64)$/\1 \1\2/p' "$state"/state/lists/*_Packages |
+        sort -u -k 1,1V -k 2,2V | awk '{ last[$1] = $2 } END { for (series in last) print last[series] }' | sort -V
+}
+
+if [ $headers = yes ]; then
+    private_index trixie trixie-backports
+    for other in $(newest); do
+        [ "$other" != "$kernel" ] || continue
+        rm -rf "$here/.debs"
+        mkdir -p "$here/.debs"
+        mapfile -t names < <(private_apt install --print-uris --no-install-recommends "linux-headers-$other" |
+            sed -nE "s/^'[^']*' (linux-[^_ ]+)_.*/\1/p")
+        (cd "$here/.debs" && private_apt download "${names[@]}")
+        for deb in "$here"/.debs/*.deb; do
+            dpkg-deb --fsys-tarfile "$deb" | tar -x -C "$here/root" --keep-directory-symlink --no-same-owner --exclude='./usr/share/doc'
+        done
+        rm -rf "$here/.debs"
+        build "$other"
+        say "builds for $other"
+    done
+fi
+build "$kernel"
 cp "$here/root/tmp/m/viola_ack.ko" "$here/viola_ack.ko.new"
 mv -T "$here/viola_ack.ko.new" "$here/viola_ack.ko"
 stamp >"$here/STAMP"

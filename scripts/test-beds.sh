@@ -70,7 +70,7 @@ choose() {
 
 # Makes what only some test beds need.
 prepare() {
-    case $1 in *qemu_ack*) scripts/guest-kmod.sh || return 1 ;; esac
+    case $1 in *qemu_ack*) scripts/guest-kmod.sh --headers || return 1 ;; esac
     case $1 in *qemu_operator*) scripts/debian-image.sh && scripts/deb.sh || return 1 ;; esac
 }
 

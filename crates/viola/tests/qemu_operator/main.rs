@@ -94,7 +94,9 @@ fn libvirt_tells(host: &Host) {
     host.until("libvirt disconnected", || connected(0.0));
     host.pause(5);
     let state = host.sh("systemctl is-active libvirtd");
-    assert_eq!(state.trim(), "inactive", "{}", host.log());
+    // libvirtd 11.3 does not always end by itself; after 30 s it gives up, and systemd says so.
+    let has_ended = ["inactive", "failed"].contains(&state.trim());
+    assert!(has_ended, "{state}: {}", host.log());
     assert_eq!(host.vms().len(), VMS as usize);
     host.until_scheduled("db01", "ls", "slots");
     host.good("systemctl start libvirtd");
