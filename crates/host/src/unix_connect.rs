@@ -19,18 +19,16 @@ use crate::thread::Tid;
 /// Connects without waiting: returns [`io::ErrorKind::WouldBlock`] when the server's queue is full. Opens the socket by a
 /// descriptor, so that paths of any length and paths through `/proc/PID/root` work.
 ///
-/// # Errors
-/// The kernel's error.
-pub fn connect(reach: &Path) -> io::Result<UnixStream> {
-    connect_node(&open(reach)?)
-}
-
-/// As [`connect`], if the process `owner` listens there. A socket that another process made and passed to `owner` counts.
+/// `owner` is the process that has to listen there; `None` for a socket that the operator has named. A socket that another
+/// process made and passed to `owner` counts.
 ///
 /// # Errors
-/// The kernel's error; [`io::ErrorKind::PermissionDenied`] when another process listens there.
-pub fn connect_to(owner: Tid, reach: &Path) -> io::Result<UnixStream> {
+/// The kernel's error; [`io::ErrorKind::PermissionDenied`] when another process than `owner` listens there.
+pub fn connect(reach: &Path, owner: Option<Tid>) -> io::Result<UnixStream> {
     let node = open(reach)?;
+    let Some(owner) = owner else {
+        return connect_node(&node);
+    };
     let is_owners = is_listener(owner, &node).unwrap_or(false);
     let stream = connect_node(&node)?;
     // On some file systems (overlayfs) the kernel shows another device.
@@ -98,16 +96,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
-        assert!(connect_to(std::process::id(), &path).is_ok());
+        assert!(connect(&path, Some(std::process::id())).is_ok());
         let mut other = Command::new("sleep").arg("600").spawn().unwrap();
-        let refused = connect_to(other.id(), &path).unwrap_err();
+        let refused = connect(&path, Some(other.id())).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
         other.kill().unwrap();
         other.wait().unwrap();
         // A socket that was passed to the process is its own.
         rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty()).unwrap();
         let mut heir = Command::new("sleep").arg("600").spawn().unwrap();
-        let connected = connect_to(heir.id(), &path);
+        let connected = connect(&path, Some(heir.id()));
         heir.kill().unwrap();
         heir.wait().unwrap();
         assert!(connected.is_ok(), "{connected:?}");

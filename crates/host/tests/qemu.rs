@@ -346,7 +346,10 @@ fn the_agent_port_is_found_and_events_report_resets_and_snapshots() {
     let vm = &vms[0];
 
     let channel = sockets::agent_socket(vm).unwrap().unwrap();
-    assert!(unix_connect::connect(&channel).is_ok(), "{channel:?}");
+    assert!(
+        unix_connect::connect(&channel, Some(qemu.pid())).is_ok(),
+        "{channel:?}"
+    );
     let (_, id) = disk_files::open(vm, image.path(), NamedBy::Vm).unwrap();
     assert_eq!(
         id,

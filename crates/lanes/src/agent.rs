@@ -23,6 +23,9 @@ use crate::answers;
 /// the VF works until then.
 const AGENT_REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Longest reason of an agent that counts, in characters.
+const MAX_REASON_CHARS: usize = 200;
+
 /// Numbers of the kernel's pseudo-terminals (Documentation/admin-guide/devices.txt).
 const TERMINAL_MAJORS: std::ops::RangeInclusive<u32> = 136..=143;
 
@@ -82,16 +85,19 @@ pub(crate) fn reply_to(number: u64, reader: &mut FrameReader) -> Option<Result<(
         if let Ok(LaneReply { n, failed }) = reply
             && n == number
         {
-            return Some(failed.map_or(Ok(()), |why| Err(printable(&why))));
+            return Some(failed.map_or(Ok(()), |why| Err(printable(&why, MAX_REASON_CHARS))));
         }
     }
     None
 }
 
-/// The agent's reason without control characters, at most 200 characters: it goes to the log.
-fn printable(text: &str) -> String {
+/// A guest's text without control characters, of its first `max_chars` characters: it goes to the log.
+pub(crate) fn printable(text: &str, max_chars: usize) -> String {
     let is_control = |c: char| c.is_control();
-    text.chars().take(200).filter(|c| !is_control(*c)).collect()
+    text.chars()
+        .take(max_chars)
+        .filter(|c| !is_control(*c))
+        .collect()
 }
 
 /// A number for a request that differs from those of earlier requests by the same port.
@@ -114,7 +120,7 @@ fn open(path: &Path) -> io::Result<File> {
         tcsetattr(&file, OptionalActions::Now, &modes)?;
         return Ok(file);
     }
-    let stream = unix_connect::connect(path)?;
+    let stream = unix_connect::connect(path, None)?;
     let flags = fcntl_getfl(&stream)?;
     fcntl_setfl(&stream, flags | OFlags::NONBLOCK)?;
     Ok(File::from(OwnedFd::from(stream)))

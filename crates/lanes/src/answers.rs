@@ -65,7 +65,7 @@ impl Answer {
             .split_first()
             .unwrap_or((&b'f', &b"no answer was read"[..]));
         let rest = &rest[..rest.len().min(MAX_TEXT_BYTES)];
-        let text = printable(&String::from_utf8_lossy(rest));
+        let text = agent::printable(&String::from_utf8_lossy(rest), MAX_TEXT_BYTES);
         match kind {
             b'd' => Self::Done(text),
             b'r' => Self::Refused(text),
@@ -82,10 +82,6 @@ impl Answer {
             _ => Self::Failed(e.to_string()),
         }
     }
-}
-
-fn printable(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).collect()
 }
 
 /// Reads an answer. Runs in the process without privilege.

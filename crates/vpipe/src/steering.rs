@@ -13,8 +13,8 @@ static PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pipe.bpf.o"));
 /// Number of programs attached for a VM.
 pub const STEERING_LINKS: usize = 5;
 
-/// The programs on a tap, on both ends of a veth, and on the outer end of the veth for held packets. The kernel detaches them when this is dropped
-/// and all copies of its descriptors are closed.
+/// The programs on a tap, on both ends of a veth, and on the outer end of the veth for held packets. The kernel detaches
+/// them when this is dropped and all copies of its descriptors are closed.
 #[derive(Debug)]
 pub struct AttachedPrograms {
     links: [OwnedFd; STEERING_LINKS],

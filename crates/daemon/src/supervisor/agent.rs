@@ -382,14 +382,11 @@ impl Agent {
             None => sockets::agent_socket(&self.vm),
         };
         // QEMU listens at the port itself. At the socket of a UML guest a program beside it does.
-        let connect = |path: &Path| match (&config.agent, self.vm.hypervisor) {
-            (None, Hypervisor::Qemu) => unix_connect::connect_to(self.vm.pid, path),
-            _ => unix_connect::connect(path),
-        };
+        let is_qemus = config.agent.is_none() && self.vm.hypervisor == Hypervisor::Qemu;
+        let owner = is_qemus.then_some(self.vm.pid);
         let connected = match path {
-            Ok(Some(path)) => {
-                connect(&path).map_err(|e| format!("its agent's channel {}: {e}", path.display()))
-            }
+            Ok(Some(path)) => unix_connect::connect(&path, owner)
+                .map_err(|e| format!("its agent's channel {}: {e}", path.display())),
             Ok(None) => Err("it has no channel to an agent".into()),
             Err(e) => Err(e.one_line()),
         };

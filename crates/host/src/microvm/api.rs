@@ -44,7 +44,7 @@ pub(super) fn query(hypervisor: Hypervisor, at: (&Path, Tid)) -> io::Result<Answ
 }
 
 fn get((socket, owner): (&Path, Tid), path: &str, deadline: Instant) -> io::Result<Value> {
-    let mut stream = crate::unix_connect::connect_to(owner, socket)?;
+    let mut stream = crate::unix_connect::connect(socket, Some(owner))?;
     let request =
         format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n\r\n");
     stream.set_write_timeout(Some(time_left(deadline)?))?;

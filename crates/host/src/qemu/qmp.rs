@@ -26,11 +26,7 @@ const SESSION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// `owner` is the process that has to listen there; `None` for a socket that the operator has named.
 fn open_stream(reach: &Path, owner: Option<Tid>) -> Result<UnixStream, QmpFailure> {
-    let connected = match owner {
-        Some(owner) => unix_connect::connect_to(owner, reach),
-        None => unix_connect::connect(reach),
-    };
-    let stream = connected.map_err(|e| match e.kind() {
+    let stream = unix_connect::connect(reach, owner).map_err(|e| match e.kind() {
         // The queue is full of other clients.
         io::ErrorKind::WouldBlock => QmpFailure::Busy,
         _ => QmpFailure::Io(e),

@@ -130,17 +130,7 @@ impl Daemon {
 
     /// Starts the daemon again in the same folder, after the previous one has ended.
     pub fn restart(&mut self) {
-        let log = fs::OpenOptions::new()
-            .append(true)
-            .open(self.dir.path().join("log"))
-            .unwrap();
-        self.child = viola()
-            .args(["run", "-c"])
-            .arg(self.config())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .unwrap();
+        self.start_again_with(&[]);
         self.wait("answer", |d| d.ask(&["status"]).status.success());
     }
 

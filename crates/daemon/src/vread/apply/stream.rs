@@ -74,11 +74,8 @@ impl Stream {
                 return Ok(state);
             }
         };
-        let connected = match (&config.stream, vm) {
-            (None, Some(vm)) => unix_connect::connect_to(vm.pid, &path),
-            _ => unix_connect::connect(&path),
-        };
-        match connected {
+        let owner = vm.filter(|_| config.stream.is_none()).map(|vm| vm.pid);
+        match unix_connect::connect(&path, owner) {
             Ok(stream) => {
                 worker
                     .order(&Order::Stream, &[stream.as_fd()])
