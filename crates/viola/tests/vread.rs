@@ -8,13 +8,13 @@ mod common;
 use std::fs::File;
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use common::guests::{signal, within};
 use common::{Daemon, stdout};
 use rustix::process::Signal;
 
+use viola_lab::testing::{GuestPermit, guest_permit};
 use viola_lab::wire::Workload;
 use viola_lab::{Guest, Lab, Paths, Spec};
 use viola_proto::vread::{Datanode, Reader, Vread};
@@ -30,13 +30,12 @@ struct Rig {
     /// The DataNode VM's lab after its second start.
     dn_lab: Option<Lab>,
     folder: tempfile::TempDir,
-    _turn: MutexGuard<'static, ()>,
+    _permit: GuestPermit,
 }
 
 impl Rig {
     fn boot(name: &str, pools: &str) -> Self {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let permit = guest_permit();
         let folder = tempfile::tempdir().unwrap();
         for image in ["d.img", "e.img"] {
             let image = folder.path().join(image);
@@ -65,7 +64,7 @@ impl Rig {
             lab: Some(lab),
             dn_lab: None,
             folder,
-            _turn: turn,
+            _permit: permit,
         };
         rig.dn(&format!(
             "mkdir -p /tmp/d /tmp/e; mount /dev/ubda /tmp/d; mount /dev/ubdb /tmp/e; mkdir -p {BLOCK_FOLDER}"

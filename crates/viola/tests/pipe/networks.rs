@@ -11,7 +11,7 @@ use crate::client::Client;
 use crate::common::Daemon;
 use crate::common::guests::within;
 use crate::rig::{CHANGE_TIMEOUT, GUEST, HOST, MIB, NGINX, Rig, Web, WebSpec, senders, sh};
-use crate::rig::{turn, vm, wait_until_served};
+use crate::rig::{guest_permit, vm, wait_until_served};
 use crate::ways::{ROUTER, RemoteClient, behind_a_router, disturb};
 
 /// Requests six large files and asserts that the host sends each of them.
@@ -60,7 +60,7 @@ fn from_port(web: &Web, port: u16) -> Client {
 
 #[test]
 fn two_tenants_with_the_same_addresses_and_ports() {
-    let _turn = turn();
+    let _permit = guest_permit();
     let spec = |name, seed| WebSpec {
         name,
         seed,

@@ -7,10 +7,9 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::ops::Deref;
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-pub use viola_lab::testing::noise;
+pub use viola_lab::testing::{GuestPermit, guest_permit, noise};
 use viola_lab::wire::Workload;
 use viola_lab::{Guest, Lab, Paths, Spec};
 use viola_proto::pipe::status::{PipeStats, PipeVm, Pipes};
@@ -207,11 +206,11 @@ http {
     start: "nginx -c /tmp/n/nginx.conf -e /tmp/n/error.log",
 };
 
-/// A VM with a web server and a daemon that sends its files. Only one exists at a time.
+/// A VM with a web server and a daemon that sends its files. Two tests may have one at a time: they mostly wait.
 pub struct Rig {
     pub daemon: Daemon,
     pub web: Web,
-    _turn: Turn,
+    _permit: GuestPermit,
 }
 
 impl Rig {
@@ -229,7 +228,7 @@ impl Rig {
 
     /// Boots with these addresses in `[vm.pipe]`.
     pub fn at(spec: &WebSpec<'_>, addresses: &str) -> Self {
-        let turn = turn();
+        let permit = guest_permit();
         let rate = spec.rate.map(|rate| format!("rate = {rate}\n"));
         let daemon = Daemon::start(&format!(
             "[slices]\nenabled = false\n{}{}",
@@ -240,7 +239,7 @@ impl Rig {
         let mut rig = Self {
             daemon,
             web,
-            _turn: turn,
+            _permit: permit,
         };
         rig.wait_until_served();
         rig
@@ -297,14 +296,6 @@ impl Deref for Rig {
     fn deref(&self) -> &Web {
         &self.web
     }
-}
-
-/// Makes sure that only one test at a time boots VMs.
-pub type Turn = MutexGuard<'static, ()>;
-
-pub fn turn() -> Turn {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The daemon's configuration for the VM of a lab's web server.
