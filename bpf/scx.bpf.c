@@ -86,6 +86,7 @@ void OPS(scx_enqueue, struct task_struct *p, u64 enq_flags)
 		if (s && c->running != NOBODY)
 			s->boosts++;
 		c->preselected = row + 1;
+		c->chosen = 1;
 		c->due = c->until;
 		c->cost = 0;
 		insert_local(p, MAX_SLICE, enq_flags | SCX_ENQ_HEAD | SCX_ENQ_PREEMPT);
@@ -165,6 +166,7 @@ void OPS(scx_running, struct task_struct *p)
 		kick(cpu);
 	else if (c->idle_with_capped)
 		scx_bpf_kick_cpu(cpu, 0);
+	c->chosen = 0;
 	c->idle = 0;
 	c->idle_with_capped = 0;
 	c->preselected = 0;
@@ -242,6 +244,7 @@ void OPS(scx_dispatch, s32 cpu, struct task_struct *prev)
 	s->decide_ns += cost;
 	/* The kernel reads its clock before it asks, so in its accounts too the next thread has run since then. */
 	c->cost = goes_on ? 0 : cost;
+	c->chosen = row < ROWS;
 	/* Until the next thread starts. */
 	if (row >= ROWS)
 		c->idle_with_capped = choice.capped_waits;

@@ -270,6 +270,9 @@ static __always_inline u64 start(struct core *c, u32 cpu, struct thread *t, u32 
 	}
 	vm = row_at(&c->machine, row);
 	left = remaining_budget(vm);
+	/* While the kernel bypasses the scheduler, to start or to end it, no decision renews a budget that was used up. */
+	if (!c->chosen && left <= MIN_BUDGET)
+		left = UNASKED_TURN;
 	if (has_idle_slot(c, vm)) {
 		/*
 		 * No VM waits for the end of its slot: the algorithm decides when another VM wakes, or at the tick after its reserve may have been

@@ -10,6 +10,8 @@
 
 #define STRAY (ROWS + 1)	/* a thread of no VM */
 #define MAX_SLICE (20 * MS)
+/* Turn of a VM's thread that the kernel has chosen by itself. */
+#define UNASKED_TURN MS
 /* Interval at which a core of a pool reads what its VMs ran on other cores. */
 #define POOL_EXCHANGE_INTERVAL MS
 
@@ -57,6 +59,7 @@ struct core {
 	u32 must_decide;		/* the algorithm must decide at the next choice */
 	u32 idle;		/* no VM was runnable at the last choice, and no thread has started since */
 	u32 idle_with_capped;	/* the same, but VMs over their cap are runnable */
+	u32 chosen;		/* the thread that starts next was chosen by the scheduler */
 	u32 preselected;		/* row + 1 of a woken thread that runs next without a choice */
 	u32 choose_again;		/* a thread of higher rank has woken since */
 	u32 saved_notify_wake;		/* the running thread is alone, so notify_wake is set; this is its former value + 1 */

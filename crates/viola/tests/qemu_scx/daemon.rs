@@ -144,18 +144,26 @@ impl Bed {
             "{ours} threads of {}",
             ours + others
         );
-        // A core that goes offline loses the VMs' affinity to it. The daemon's next scan sees that they are on one core again.
+        // A core that goes offline loses the VMs' affinity to it. The daemon's next scan sees that they are on one core again. And
+        // while the kernel switches schedulers it runs threads in turn by itself (bypass).
         let end = Instant::now() + JOIN_TIMEOUT;
-        let list = loop {
+        let (list, used) = loop {
             self.host.sh("sleep 2");
             let list = self.json("vms");
             let vms = list["vms"].as_array().unwrap();
-            if vms.iter().all(|v| v["cores"] == serde_json::json!([1])) || Instant::now() > end {
-                break list;
+            let used: Vec<f64> = vms.iter().map(|v| v["used"].as_f64().unwrap()).collect();
+            let is_settled = (used[0] - 0.667).abs() < 0.05
+                && vms.iter().all(|v| v["cores"] == serde_json::json!([1]));
+            if is_settled || Instant::now() > end {
+                break (list, used);
             }
+            let bypass = "grep -i bypass /sys/kernel/sched_ext/root/events";
+            println!(
+                "        not settled: used {used:?}; {}",
+                self.host.sh(bypass)
+            );
         };
         let vms = list["vms"].as_array().unwrap();
-        let used: Vec<f64> = vms.iter().map(|v| v["used"].as_f64().unwrap()).collect();
         println!(
             "        used {used:?}, turns {} {}",
             vms[0]["turns"], vms[1]["turns"]
