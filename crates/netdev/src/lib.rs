@@ -12,6 +12,7 @@
 //! | `ip_config` | addresses and routes of an interface, and moving them to another one |
 //! | `monitor` | tells when an interface changes |
 //! | `netns` | makes and enters network namespaces |
+//! | `qdisc` | queueing disciplines that limit a rate |
 //! | `vfs` | virtual functions of an SR-IOV NIC |
 
 mod bond;
@@ -22,6 +23,7 @@ mod links;
 mod monitor;
 mod netlink;
 mod netns;
+mod qdisc;
 mod vfs;
 
 pub use bond::{add_bond, ports_of, set_active_port};
@@ -34,4 +36,5 @@ pub use links::{
 pub use monitor::LinkMonitor;
 pub use netlink::{create, dump, look_up};
 pub use netns::{Netns, in_netns, tcp_socket};
+pub use qdisc::rate_limiter;
 pub use vfs::{VfChange, VfState, set_vf, vfs};

@@ -468,3 +468,31 @@ fn a_copy_is_made_on_the_disk_and_refused_into_a_hole() {
     let stats = bed.wait_for_ended(1);
     assert_eq!((stats.begun, stats.returned, stats.bytes), (1, 1, 2 * MIB));
 }
+
+/// The limit holds for what the VM receives, and not for what it sends.
+#[test]
+fn a_limit_of_the_nic_leaves_what_the_vm_receives_to_the_vm() {
+    let bed = Bed::limited("l", None, Some("htb"));
+    let (mut client, mut server, flow) = bed.tenant.connect(true);
+    let refused = |pipe| match bed.reply() {
+        PipeReply::Refused { pipe: id, why } => {
+            assert_eq!(id, pipe);
+            assert!(why.contains("a limit for what it receives (htb)"), "{why}");
+        }
+        other => panic!("{other:?}"),
+    };
+    bed.pipes.hold(1, flow.guest, flow.peer);
+    refused(1);
+    talk(&mut client, &mut server);
+
+    // A source that was not held before is refused too, and the VM goes on with it.
+    let (_backend, from, _) = bed.tenant.connect(true);
+    let spec = PipeSpec {
+        pipe: 2,
+        source: bed.extracted(&from),
+        sink: bed.extracted(&server),
+        length: MIB,
+    };
+    bed.pipes.start(spec).unwrap();
+    refused(2);
+}

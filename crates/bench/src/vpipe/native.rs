@@ -279,6 +279,7 @@ fn ports(guest: &Netns, client: &Netns) -> Outcome<(VmNetns, PipeResources, Atta
             congestion_controls,
             max_pipes: 8,
             max_bytes_per_s: None,
+            receive_limit: None,
         };
         Ok((space, place, attached))
     })();

@@ -98,10 +98,11 @@ impl Agent {
         users: Users,
     ) {
         let is_sending = self.stat.pipes.is_some();
-        if !self.pipes.is_started_with(&self.vm, pipe, is_sending)
+        if (!self.pipes.is_started_with(&self.vm, pipe, is_sending)
+            || self.pipes.has_other_limit(now))
             && let Some(worker) = self.worker.take()
         {
-            worker.end("[vm.pipe] or the NICs of the VM have changed");
+            worker.end("[vm.pipe], the NICs of the VM or their limits have changed");
             self.stat = AgentStat::default();
         }
         if self.worker.is_some() || self.retry.must_wait(now) {

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use viola_host::{Nic, NicKind, Vm};
-use viola_netdev::{in_netns, link};
+use viola_netdev::{in_netns, link, rate_limiter};
 use viola_vpipe::{AttachedPrograms, HoldQueue, Steering, VmNetns};
 use viola_vread::control::PipeSetup;
 
@@ -26,6 +26,8 @@ pub struct SendNetwork {
     gate: OwnedFd,
     hold_queue: OwnedFd,
     attached: AttachedPrograms,
+    /// The network namespace of the VM's tap.
+    taps_netns: File,
 }
 
 impl SendNetwork {
@@ -37,11 +39,13 @@ impl SendNetwork {
     pub fn make(vm: &Vm, config: &VmPipe) -> Result<Self, String> {
         let netns = File::open(format!("/proc/{}/ns/net", vm.pid))
             .map_err(|e| format!("vpipe: its network namespace: {e}"))?;
-        in_netns(netns.as_fd(), || Self::here(vm, config))
+        let taps_netns =
+            (netns.try_clone()).map_err(|e| format!("vpipe: its network namespace: {e}"))?;
+        in_netns(netns.as_fd(), || Self::here(vm, config, taps_netns))
             .map_err(|e| format!("vpipe: its network namespace cannot be entered: {e}"))?
     }
 
-    fn here(vm: &Vm, config: &VmPipe) -> Result<Self, String> {
+    fn here(vm: &Vm, config: &VmPipe, taps_netns: File) -> Result<Self, String> {
         let (tap, index, mtu) = port(vm, config)?;
         let mac = mac(vm, config)?;
         let name = format!(
@@ -65,6 +69,7 @@ impl SendNetwork {
                 addresses: config.addresses.clone(),
                 max_pipes: config.max_connections.into(),
                 rate: config.rate,
+                receive_limit: receive_limit(index),
             };
             Ok(Self {
                 setup,
@@ -73,9 +78,18 @@ impl SendNetwork {
                 gate,
                 hold_queue,
                 attached,
+                taps_netns,
             })
         })();
         made.map_err(|e: viola_vpipe::Error| format!("vpipe at {tap}: {}", chain(&e)))
+    }
+
+    /// Whether the VM's tap has got or lost a limit for what the VM receives (`virsh domiftune`).
+    pub fn has_other_limit(&self) -> bool {
+        let tap = self.setup.tap;
+        // A limit that cannot be read now is as it was.
+        let read = in_netns(self.taps_netns.as_fd(), || rate_limiter(tap));
+        matches!(read, Ok(Ok(limit)) if limit != self.setup.receive_limit)
     }
 
     /// The descriptors that go to the worker with [`SendNetwork::setup`].
@@ -132,6 +146,13 @@ fn port(vm: &Vm, config: &VmPipe) -> Result<(String, u32, u32), String> {
         }
     };
     Ok((name.clone(), index, found.mtu))
+}
+
+/// What limits the rate at which the VM receives. Bytes for a socket of the host leave the tap before its queue, so the VM has to
+/// receive them itself. The same holds if the limit cannot be read.
+fn receive_limit(tap: u32) -> Option<String> {
+    rate_limiter(tap)
+        .unwrap_or_else(|e| Some(format!("its queueing discipline cannot be read: {e}")))
 }
 
 /// Sets the nice value of all threads of a process.

@@ -17,6 +17,7 @@ pub mod metrics;
 mod observe;
 
 use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
 
 use viola_host::{Nic, Vm, VmId};
 use viola_policy::slices::DEFAULT_WEIGHT;
@@ -27,6 +28,9 @@ use apply::SendNetwork;
 use observe::RunState;
 use viola_cli::log::{self, Level};
 use viola_config::VmPipe;
+
+/// Interval at which the limits of a VM's NIC are read.
+const LIMIT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// vpipe of one VM.
 #[derive(Debug, Default)]
@@ -42,6 +46,8 @@ pub struct Pipes {
     network: Option<SendNetwork>,
     /// What the worker watches to see whether the VM runs.
     run_state: Option<RunState>,
+    /// When the limits of the VM's NIC were last read.
+    limit_read: Option<Instant>,
     /// Process and weight for which the worker's nice value was set.
     niced: Option<(u32, Option<u32>)>,
 }
@@ -85,6 +91,18 @@ impl Pipes {
             Some(started_with) => started_with.as_ref() == config,
             None => is_sending == config.is_some(),
         }
+    }
+
+    /// Whether the VM's NIC has got or lost a limit since the network was made. Reads the limit at most every ten seconds.
+    pub fn has_other_limit(&mut self, now: Instant) -> bool {
+        let Some(network) = &self.network else {
+            return false;
+        };
+        if (self.limit_read).is_some_and(|at| now.saturating_duration_since(at) < LIMIT_INTERVAL) {
+            return false;
+        }
+        self.limit_read = Some(now);
+        network.has_other_limit()
     }
 
     /// Whether the worker may write to the VM's images.

@@ -153,6 +153,7 @@ fn place(
         congestion_controls,
         max_pipes: setup.max_pipes,
         max_bytes_per_s: setup.rate,
+        receive_limit: setup.receive_limit,
     };
     Ok((place, links))
 }

@@ -47,9 +47,10 @@ fn same(rig: &Rig, one: &str, other: &str) {
 
 #[test]
 fn an_upload_is_written_by_the_host_and_is_what_the_client_sent() {
-    let rig = Rig::boot("pi-up");
+    let mut rig = Rig::boot("pi-up");
     start_server(&rig);
-    let [small, large] = &rig.files[..] else {
+    let files = rig.files.clone();
+    let [small, large] = &files[..] else {
         unreachable!()
     };
     let mut client = connect(&rig);
@@ -71,9 +72,36 @@ fn an_upload_is_written_by_the_host_and_is_what_the_client_sent() {
     for name in [1, 3] {
         same(&rig, "/tmp/d/f1", &format!("/tmp/d/in/{name}"));
     }
+    limit_receiving(&mut rig);
+    upload(&mut client, large);
+    same(&rig, "/tmp/d/f1", "/tmp/d/in/5");
+    within(CHANGE_TIMEOUT, "the host refuses", || {
+        rig.work().refused > 0
+    });
+    let work = rig.work();
+    assert_eq!(work.begun, 0, "{work:?}");
     // No lease or lock prevents changes to the files afterwards.
     rig.sh("rm -r /tmp/d/in; killall vpipe-upload");
     check_disk(&rig);
+}
+
+/// Limits what the VM receives, as libvirt's `inbound` does, and waits until its worker knows.
+fn limit_receiving(rig: &mut Rig) {
+    let limit = || {
+        let links = viola_netdev::links().unwrap();
+        for port in links.iter().filter(|link| link.master.is_some()) {
+            let words = ["qdisc", "add", "dev", &port.name, "root", "tbf"];
+            let rate = ["rate", "4gbit", "burst", "1mb", "latency", "100ms"];
+            let set = Command::new("tc").args(words).args(rate).output().unwrap();
+            assert!(set.status.success(), "{set:?}");
+        }
+    };
+    rig.lab.in_netns(limit).unwrap();
+    // Until its counters begin anew, the daemon may show the former worker's state.
+    within(CHANGE_TIMEOUT, "the worker is replaced", || {
+        rig.daemon.log().contains("or their limits have changed") && rig.work().begun == 0
+    });
+    rig.wait_until_served();
 }
 
 #[test]

@@ -68,6 +68,9 @@ pub struct PipeResources {
     pub max_pipes: usize,
     /// Cap in bytes per second over all pipes and copies; `None` for no cap.
     pub max_bytes_per_s: Option<u64>,
+    /// What limits the rate at which the VM receives (a queueing discipline of its tap); `None` for no limit. Bytes to a socket of
+    /// the host would bypass the limit, so such a VM's connections cannot be a source.
+    pub receive_limit: Option<String>,
 }
 
 impl PipeResources {

@@ -37,9 +37,15 @@ impl Bed {
     }
 
     pub fn capped(name: &str, max_bytes_per_s: Option<u64>) -> Self {
+        Self::limited(name, max_bytes_per_s, None)
+    }
+
+    /// A VM whose NIC has this limit for what it receives.
+    pub fn limited(name: &str, max_bytes_per_s: Option<u64>, receive_limit: Option<&str>) -> Self {
         let (host, steering) = (Netns::new().unwrap(), Steering::load().unwrap());
         let mut tenant = Tenant::new(&host, &steering, name);
         tenant.max_bytes_per_s = max_bytes_per_s;
+        tenant.receive_limit = receive_limit.map(str::to_owned);
         for address in ["10.66.0.2", "fd66::2"] {
             tenant
                 .vm_netns

@@ -34,6 +34,7 @@ pub struct Tenant {
     pub tap: u32,
     /// Cap in bytes per second.
     pub max_bytes_per_s: Option<u64>,
+    pub receive_limit: Option<String>,
     _programs: AttachedPrograms,
 }
 
@@ -111,6 +112,7 @@ impl Tenant {
             hold_queue: Some(hold_queue),
             tap,
             max_bytes_per_s: None,
+            receive_limit: None,
             _programs: programs,
         }
     }
@@ -128,6 +130,7 @@ impl Tenant {
             congestion_controls: congestion_controls().unwrap(),
             max_pipes: 8,
             max_bytes_per_s: self.max_bytes_per_s,
+            receive_limit: self.receive_limit.clone(),
         };
         let netns = self.vm_netns.netns();
         netns.run(|| Pipes::spawn(resources).unwrap()).unwrap()

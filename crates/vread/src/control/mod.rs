@@ -24,7 +24,7 @@ use viola_proto::pipe::status::PipeStats;
 
 /// Protocol version; raise it when an older program would misread an order or a report. The daemon replaces a worker
 /// of another version.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// The role of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

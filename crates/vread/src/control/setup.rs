@@ -68,6 +68,9 @@ pub struct PipeSetup {
     /// Maximum bytes per second of all pipes together; `None` for no limit.
     #[serde(default)]
     pub rate: Option<u64>,
+    /// What limits the rate at which the VM receives; `None` for no limit. With a limit the worker takes no connection as a source.
+    #[serde(default)]
+    pub receive_limit: Option<String>,
 }
 
 /// Number of descriptors for [`PipeSetup`].

@@ -54,6 +54,17 @@ impl Worker {
         }
     }
 
+    /// Whether the host may receive in the VM's place.
+    fn may_receive(&self) -> Result<(), String> {
+        match &self.resources.receive_limit {
+            None => Ok(()),
+            Some(kind) => Err(format!(
+                "this VM's NIC has a limit for what it receives ({kind}), which bytes to the host's socket would bypass; \
+                 the VM receives them itself"
+            )),
+        }
+    }
+
     pub(super) fn hold(
         &mut self,
         now: Instant,
@@ -61,6 +72,7 @@ impl Worker {
         local: SocketAddr,
         peer: SocketAddr,
     ) -> Result<(), String> {
+        self.may_receive()?;
         self.has_room(id)?;
         if self.held.contains_key(&id) {
             return Err("this pipe holds a connection already".into());
@@ -81,6 +93,9 @@ impl Worker {
         } = spec;
         let (source_file, source) = self.split(id, source)?;
         let (sink_file, sink) = self.split(id, sink)?;
+        if source.is_some() {
+            self.may_receive()?;
+        }
         match self.held.get(&id) {
             None => self.has_room(id)?,
             Some(held) if source.as_ref().is_none_or(|s| s.flow != held.flow) => {
