@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, major};
 use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
-use viola_host::unix_connect;
+use viola_host::{Tid, unix_connect};
 use viola_netdev::Mac;
 use viola_proto::agent::{FrameReader, encode};
 use viola_proto::lanes::guest::{LaneReply, LaneRequest, VfAction};
@@ -30,13 +30,13 @@ const MAX_REASON_CHARS: usize = 200;
 const TERMINAL_MAJORS: std::ops::RangeInclusive<u32> = 136..=143;
 
 /// Asks the agent behind a unix socket or a terminal to use or to leave the VF. Another process reads its reply
-/// ([`answers`]).
+/// ([`answers`]). `owner` is the process that has to listen on the socket, if one has to.
 ///
 /// # Errors
 /// The kernel's; [`io::ErrorKind::TimedOut`] without a reply, [`io::ErrorKind::Other`] with the
 /// agent's reason.
-pub fn ask(path: &Path, mac: Mac, action: VfAction) -> io::Result<()> {
-    let mut way = open(path)?;
+pub fn ask(path: &Path, owner: Option<Tid>, mac: Mac, action: VfAction) -> io::Result<()> {
+    let mut way = open(path, owner)?;
     let number = send(&mut way, mac, action)?;
     answers::of_agent(way.into(), number, AGENT_REPLY_TIMEOUT)
 }
@@ -106,7 +106,7 @@ fn number() -> u64 {
     now.map_or(0, |d| d.as_nanos() as u64)
 }
 
-fn open(path: &Path) -> io::Result<File> {
+fn open(path: &Path, owner: Option<Tid>) -> io::Result<File> {
     let file = std::fs::metadata(path)?;
     if file.file_type().is_char_device() {
         if !TERMINAL_MAJORS.contains(&major(file.rdev())) {
@@ -120,7 +120,7 @@ fn open(path: &Path) -> io::Result<File> {
         tcsetattr(&file, OptionalActions::Now, &modes)?;
         return Ok(file);
     }
-    let stream = unix_connect::connect(path, None)?;
+    let stream = unix_connect::connect(path, owner)?;
     let flags = fcntl_getfl(&stream)?;
     fcntl_setfl(&stream, flags | OFlags::NONBLOCK)?;
     Ok(File::from(OwnedFd::from(stream)))
@@ -156,7 +156,7 @@ mod tests {
 
     /// As [`ask`], with the reply read here.
     fn ask_here(path: &Path, timeout: Duration) -> io::Result<Result<(), String>> {
-        let mut way = open(path)?;
+        let mut way = open(path, None)?;
         let number = send(&mut way, MAC, VfAction::Release)?;
         read_reply(&mut way, number, timeout)
     }
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_device_that_is_no_terminal_is_not_opened() {
-        let error = open(Path::new("/dev/zero")).unwrap_err();
+        let error = open(Path::new("/dev/zero"), None).unwrap_err();
         assert!(error.to_string().contains("no terminal"), "{error}");
     }
 }

@@ -41,6 +41,10 @@ const MIN_FREE_PERCENT: u64 = 5;
 pub struct QemuGuest {
     /// A QMP socket that no other client uses for long, as a path that this process can open.
     pub qmp: PathBuf,
+    /// Whether the VM's command line names that socket, so that the VM's process has to listen there. Otherwise the operator has
+    /// named it.
+    #[serde(default)]
+    pub qmp_of_vm: bool,
     /// QEMU's process.
     pub pid: Tid,
     /// Start time of that process, in clock ticks after boot.
@@ -67,7 +71,7 @@ fn id_of(vf: &VfDevice) -> String {
 
 impl QemuGuest {
     fn connect(&self) -> Result<Devices, LaneError> {
-        Devices::connect(&self.qmp).map_err(qmp)
+        Devices::connect(&self.qmp, self.qmp_of_vm.then_some(self.pid)).map_err(qmp)
     }
 
     fn is_gone(&self) -> bool {
@@ -172,7 +176,7 @@ impl Attachment for QemuGuest {
             return Ok(Failover::Done);
         }
         if let Some(port) = &self.agent
-            && agent::ask(port, self.mac, VfAction::Release).is_ok()
+            && agent::ask(port, Some(self.pid), self.mac, VfAction::Release).is_ok()
         {
             return Ok(Failover::Done);
         }
@@ -238,7 +242,7 @@ impl Attachment for QemuGuest {
 
     fn resume(&mut self, _: &VfDevice) -> Result<(), LaneError> {
         match &self.agent {
-            Some(port) => agent::ask(port, self.mac, VfAction::Use).map_err(|e| {
+            Some(port) => agent::ask(port, Some(self.pid), self.mac, VfAction::Use).map_err(|e| {
                 LaneError::Unusable(format!("its agent does not use the VF again: {e}"))
             }),
             None => Ok(()),
@@ -285,6 +289,7 @@ mod tests {
     fn a_dead_guest_has_no_vf() {
         let mut guest = QemuGuest {
             qmp: "/nowhere".into(),
+            qmp_of_vm: false,
             pid: u32::MAX,
             start_time: 0,
             mac: [2, 0, 0, 0, 0, 1],
@@ -346,6 +351,7 @@ mod tests {
         let pid = std::process::id();
         QemuGuest {
             qmp,
+            qmp_of_vm: true,
             pid,
             start_time: proc::stat(pid).unwrap().unwrap().start_time,
             mac: [2, 0, 0, 0, 0, 1],
@@ -385,6 +391,30 @@ mod tests {
     }
 
     #[test]
+    fn a_monitor_of_another_process_is_not_asked() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let mut other = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let pid = other.id();
+        let mut guest = QemuGuest {
+            pid,
+            start_time: proc::stat(pid).unwrap().unwrap().start_time,
+            ..running(path, Duration::from_secs(20))
+        };
+        let refused = guest.presence(&vf()).unwrap_err().to_string();
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert!(
+            refused.contains("another process than the VM's"),
+            "{refused}"
+        );
+    }
+
+    #[test]
     fn a_guest_that_dies_during_unplug_has_no_vf() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qmp");
@@ -396,6 +426,7 @@ mod tests {
         let pid = process.id();
         let mut guest = QemuGuest {
             pid,
+            qmp_of_vm: false,
             start_time: proc::stat(pid).unwrap().unwrap().start_time,
             ..running(path, Duration::from_secs(20))
         };

@@ -106,7 +106,7 @@ impl UmlGuest {
             ));
         }
         let path = format!("/proc/{}/root/dev/pts/{number}", self.pid);
-        agent::ask(Path::new(&path), self.mac, action).map_err(|e| e.to_string())
+        agent::ask(Path::new(&path), None, self.mac, action).map_err(|e| e.to_string())
     }
 
     /// Alias of a VF's interface while this guest has the VF.

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::message::list;
 use super::qmp::{Connection, QmpFailure};
+use crate::thread::Tid;
 use crate::vm::printable;
 
 /// Timeout for an answer: QEMU's main loop may be busy with the device that comes or goes.
@@ -40,12 +41,13 @@ pub struct VirtioNic {
 }
 
 impl Devices {
-    /// Connects to a QMP socket.
+    /// Connects to a QMP socket. `owner` is the process that has to listen there; `None` for a socket that the operator has
+    /// named.
     ///
     /// # Errors
     /// [`QmpFailure`].
-    pub fn connect(reach: &Path) -> Result<Self, QmpFailure> {
-        let connection = Connection::open_with_timeout(reach, ANSWER_TIMEOUT)?;
+    pub fn connect(reach: &Path, owner: Option<Tid>) -> Result<Self, QmpFailure> {
+        let connection = Connection::open_with_timeout(reach, owner, ANSWER_TIMEOUT)?;
         Ok(Self { connection })
     }
 

@@ -58,9 +58,10 @@ impl Connection {
     /// As [`Connection::open`], with another timeout for answers.
     pub(super) fn open_with_timeout(
         reach: &Path,
+        owner: Option<Tid>,
         answer_timeout: Duration,
     ) -> Result<Self, QmpFailure> {
-        Self::start(open_stream(reach, None)?, answer_timeout)
+        Self::start(open_stream(reach, owner)?, answer_timeout)
     }
 
     /// Negotiates on a connected stream.

@@ -164,12 +164,15 @@ impl NicFinder<'_> {
     }
 
     fn qemu(&self, vm: &Vm, mac: Mac, section: Option<&VmLane>) -> Result<QemuGuest, String> {
-        let qmp = match section.and_then(|s| s.qmp.clone()) {
+        let named = section.and_then(|s| s.qmp.clone());
+        let qmp_of_vm = named.is_none();
+        let qmp = match named {
             Some(path) => Some(path),
             None => sockets::device_socket(vm).map_err(|e| e.one_line())?,
         };
         Ok(QemuGuest {
             qmp: qmp.ok_or("it has no QMP socket to plug a VF by")?,
+            qmp_of_vm,
             pid: vm.pid,
             start_time: vm.start_time,
             mac,
