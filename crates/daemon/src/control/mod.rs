@@ -9,6 +9,7 @@
 //! | `status` | builds the view that the control socket serves |
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use viola_host::Inventory;
@@ -18,6 +19,7 @@ use viola_meter::Meter;
 use crate::host::exits::ExitWatch;
 use crate::host::launchers;
 use crate::host::libvirt::{Launch, Libvirt};
+use crate::host::registrations::RegistrationWatch;
 use crate::lanes::Lanes;
 use crate::slices::Slices;
 use crate::supervisor::Workers;
@@ -47,6 +49,9 @@ pub struct Control {
     /// Events of libvirt, unless the configuration switches them off.
     libvirt: Option<Libvirt>,
     exits: ExitWatch,
+    registrations: RegistrationWatch,
+    /// When a VM was last found.
+    newest_vm: Option<Instant>,
     totals: Totals,
     started: Instant,
     facts_read: Instant,
@@ -115,6 +120,10 @@ impl Control {
             workers,
             libvirt,
             exits: ExitWatch::default(),
+            registrations: RegistrationWatch::of(Path::new(
+                viola_host::confirm::registrations::FOLDER,
+            )),
+            newest_vm: None,
             totals: Totals::default(),
             started: now,
             facts_read: now,

@@ -20,6 +20,10 @@ const FACTS_INTERVAL: Duration = Duration::from_secs(30);
 /// The daemon spends at most 1/500 of the time on scans of the host, unless [`MAX_SCAN_INTERVAL`]
 /// requires more.
 const SCAN_TIME_DIVISOR: u32 = 500;
+/// The same while a VM boots, which opens its NICs and disks one after the other.
+const BOOT_SCAN_TIME_DIVISOR: u32 = 50;
+/// A VM that was found less than this time ago may still boot.
+const BOOT_TIME: Duration = Duration::from_secs(10);
 /// Longest time between two scans. Between them the daemon sees the end of a VM at once, and the
 /// accounting program sees new threads.
 const MAX_SCAN_INTERVAL: Duration = Duration::from_secs(3);
@@ -43,11 +47,12 @@ impl Control {
         self.slices.choose_mechanism(&self.inputs);
     }
 
-    /// Whether the host has to be scanned: libvirt reported a change, a VM ended, or the last scan is old.
+    /// Whether the host has to be scanned: libvirt reported a change, a VM was registered or ended, or the last scan is old.
     pub(crate) fn scan_is_due(&self, now: Instant) -> bool {
         // Taken at every tick, so that one event causes one scan.
         let has_changed = self.libvirt.as_ref().is_some_and(Libvirt::take_changed);
-        has_changed || now >= self.next_scan || self.exits.has_any()
+        let has_registered = self.registrations.take_changed();
+        has_changed || has_registered || now >= self.next_scan || self.exits.has_any()
     }
 
     /// Scans the host for VMs, and hands them to the meter and to every accelerator.
@@ -63,13 +68,24 @@ impl Control {
         }
         let scanned = self.inputs.inventory.refresh().map(|_| ());
         self.exits.watch(self.inputs.vms());
+        self.registrations.renew();
+        let is_new = |vm: &Vm| !before.contains(&vm.id);
+        if self.inputs.vms().iter().any(is_new) {
+            self.newest_vm = Some(now);
+        }
         let cpu_time = thread_cpu_time().saturating_sub(cpu_time_before);
         let has_events = is_connected && self.inputs.vms().iter().all(|vm| vm.libvirt);
         let max_interval = match has_events {
             true => MAX_SCAN_INTERVAL_WITH_EVENTS,
             false => MAX_SCAN_INTERVAL,
         };
-        self.next_scan = now + (cpu_time * SCAN_TIME_DIVISOR).clamp(self.interval(), max_interval);
+        let boots =
+            (self.newest_vm).is_some_and(|at| now.saturating_duration_since(at) < BOOT_TIME);
+        let divisor = match boots {
+            true => BOOT_SCAN_TIME_DIVISOR,
+            false => SCAN_TIME_DIVISOR,
+        };
+        self.next_scan = now + (cpu_time * divisor).clamp(self.interval(), max_interval);
         let mut warnings: Vec<String> = scanned.err().map(|e| e.one_line()).into_iter().collect();
         warnings.extend(self.inputs.inventory.warnings().iter().cloned());
         self.distribute_vms();

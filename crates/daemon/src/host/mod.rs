@@ -6,7 +6,7 @@
 //! | `libvirt` | takes events of libvirt |
 //! | `exits`, `process` | notices the end of VMs; kills processes |
 //! | `affinity` | keeps the daemon off the cores of VMs |
-//! | `launchers` | who may confirm a VM |
+//! | `launchers`, `registrations` | who may confirm a VM; notices what `viola register` does |
 //! | `files` | directories and sockets of the daemon |
 //! | `lock`, `users` | one daemon per run directory; numbers of users and groups |
 //! | `check` | what `viola check` says of kernel, VMs and libvirt |
@@ -19,4 +19,5 @@ pub mod launchers;
 pub mod libvirt;
 pub mod lock;
 pub mod process;
+pub mod registrations;
 pub mod users;
