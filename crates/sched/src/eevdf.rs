@@ -61,9 +61,7 @@ impl Mechanism for Eevdf {
             .drain(..)
             .partition(|s| ls.iter().any(|v| v.pid as u32 == s.pid));
         self.state.vms = keep;
-        for vm in &back {
-            restore_slices(vm)?;
-        }
+        restore_slices(&back)?;
         for v in &ls {
             if let Some(vm) = vms.iter().find(|vm| vm.pid == v.pid as u32) {
                 self.state.record(vm, false)?;
@@ -90,9 +88,8 @@ impl Mechanism for Eevdf {
     }
 
     fn stop(&mut self) -> Result<(), SchedError> {
-        for vm in self.state.vms.drain(..) {
-            restore_slices(&vm)?;
-        }
+        let vms = std::mem::take(&mut self.state.vms);
+        restore_slices(&vms)?;
         match std::fs::remove_file(&self.saved) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(SchedError::Io {
                 what: self.saved.display().to_string(),

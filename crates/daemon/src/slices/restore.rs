@@ -117,11 +117,10 @@ pub fn restore_all(run_dir: &Path) -> (Restoration, Option<RestoreError>) {
 
 fn eevdf(file: &Path) -> Result<RestoreCount, RestoreError> {
     let state = SavedState::read(file)?;
-    let mut done = RestoreCount::default();
-    for vm in &state.vms {
-        done.vms += 1;
-        done.threads += restore_slices(vm)?;
-    }
+    let done = RestoreCount {
+        vms: state.vms.len(),
+        threads: restore_slices(&state.vms)?,
+    };
     let _ = std::fs::remove_file(file);
     Ok(done)
 }

@@ -195,28 +195,41 @@ pub(crate) fn restore_threads(saved: &SavedVm, tids: &BTreeSet<Tid>) -> Result<(
     Ok(())
 }
 
-/// Restores the slice of the fair class, for threads whose class has not changed.
+/// Restores the slices of the fair class of VMs, for threads whose class has not changed. Returns the number of changes.
 ///
 /// # Errors
-/// [`RestoreError`].
-pub fn restore_slices(saved: &SavedVm) -> Result<usize, RestoreError> {
+/// The last [`RestoreError`]; all other threads are still restored.
+pub fn restore_slices(vms: &[SavedVm]) -> Result<usize, RestoreError> {
     let mut done = 0;
-    for tid in saved.living()? {
-        let Some(mut attr) = attrs::get(tid)? else {
-            continue;
-        };
-        let to = saved
-            .threads
-            .iter()
-            .find(|s| s.tid == tid)
-            .map_or(&saved.default, |s| &s.attr);
-        if attr.policy == to.policy && attr.runtime != to.runtime {
-            attr.runtime = to.runtime;
-            let _ = attrs::set(tid, &attr)?;
-            done += 1;
+    let mut failed = None;
+    for saved in vms {
+        let threads = saved.living().unwrap_or_else(|e| {
+            failed = Some(e.into());
+            BTreeSet::new()
+        });
+        for tid in threads {
+            match restore_slice(saved, tid) {
+                Ok(n) => done += n,
+                Err(e) => failed = Some(e),
+            }
         }
     }
-    Ok(done)
+    failed.map_or(Ok(done), Err)
+}
+
+/// Restores the slice of a thread. Returns the number of changes, 0 or 1.
+fn restore_slice(saved: &SavedVm, tid: Tid) -> Result<usize, RestoreError> {
+    let Some(mut attr) = attrs::get(tid)? else {
+        return Ok(0);
+    };
+    let of_thread = saved.threads.iter().find(|s| s.tid == tid);
+    let to = of_thread.map_or(&saved.default, |s| &s.attr);
+    if attr.policy != to.policy || attr.runtime == to.runtime {
+        return Ok(0);
+    }
+    attr.runtime = to.runtime;
+    let _ = attrs::set(tid, &attr)?;
+    Ok(1)
 }
 
 impl SavedVm {
