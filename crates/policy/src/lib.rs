@@ -10,11 +10,13 @@
 //! | [`turbo`] | the same for turbo cores; which VMs get a turbo vCPU; how many turbo cores there are |
 //! | [`place`] | which vCPU runs on which core |
 //! | [`lanes`] | which VMs hold the few virtual functions of a NIC |
+//! | [`compare`] | whether a change made a difference, from windows without and with it |
 //! | [`pipes`] | how much the host may send on behalf of a VM |
 
 mod hysteresis;
 mod text;
 
+pub mod compare;
 pub mod lanes;
 pub mod pipes;
 pub mod place;
