@@ -9,6 +9,10 @@ const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 /// One second in nanoseconds.
 const S: u64 = 1_000_000_000;
+/// One minute in nanoseconds.
+const M: u64 = 60 * S;
+/// One hour in nanoseconds.
+const H: u64 = 60 * M;
 
 /// Allowed microslices, ns. A shorter one costs the controller more time than the VM gains; the longest is the papers'
 /// slice of all VMs.
@@ -57,10 +61,10 @@ fn split_number(text: &str) -> Option<(u128, u32, &str)> {
     Some((value, decimals.len() as u32, unit.trim()))
 }
 
-/// Parses a duration with its unit, such as `300us`, `0.3ms` or `1 s`; in nanoseconds.
+/// Parses a duration with its unit, such as `300us`, `0.3ms`, `1 s` or `10m`; in nanoseconds.
 ///
 /// # Errors
-/// [`BadQuantity`] for a text without a number or without the unit us, ms or s, for a negative
+/// [`BadQuantity`] for a text without a number or without the unit us, ms, s, m or h, for a negative
 /// duration, and for one of more than 2^64 ns (584 years).
 pub fn duration(text: &str) -> Result<u64, BadQuantity> {
     let text = text.trim();
@@ -79,18 +83,20 @@ pub fn duration(text: &str) -> Result<u64, BadQuantity> {
         "us" | "µs" => US,
         "ms" => MS,
         "s" => S,
+        "m" => M,
+        "h" => H,
         "" => {
             return bad(format!(
-                "{shown} has no unit; the units are us, ms and s, for example {text}us"
+                "{shown} has no unit; the units are us, ms, s, m and h, for example {text}us"
             ));
         }
         _ => {
             return bad(format!(
-                "{shown} has the wrong unit; the units are us, ms and s"
+                "{shown} has the wrong unit; the units are us, ms, s, m and h"
             ));
         }
     };
-    let ns = value * u128::from(unit) / 10u128.pow(decimals);
+    let ns = value.saturating_mul(unit.into()) / 10u128.pow(decimals);
     u64::try_from(ns).or_else(|_| bad(format!("{shown} is out of range; it is over 500 years")))
 }
 
@@ -266,17 +272,19 @@ mod tests {
         assert_eq!(duration("0.3ms"), Ok(300_000));
         assert_eq!(duration(" 1 s "), Ok(1_000_000_000));
         assert_eq!(duration("5µs"), Ok(5_000));
+        assert_eq!(duration("10m"), Ok(600_000_000_000));
+        assert_eq!(duration("0.5h"), Ok(1_800_000_000_000));
     }
 
     #[test]
     fn a_wrong_unit_is_told_with_the_right_ones() {
         assert_eq!(
             message(duration("300")),
-            r#""300" has no unit; the units are us, ms and s, for example 300us"#
+            r#""300" has no unit; the units are us, ms, s, m and h, for example 300us"#
         );
         assert_eq!(
             message(duration("300ns")),
-            r#""300ns" has the wrong unit; the units are us, ms and s"#
+            r#""300ns" has the wrong unit; the units are us, ms, s, m and h"#
         );
         assert!(message(duration("-1ms")).contains("negative"));
         for text in ["", "ms", "1..2ms", "1.ms", ".5ms", "1e3us", "0x10us"] {
@@ -376,7 +384,7 @@ mod tests {
         }
 
         #[test]
-        fn digits_of_any_length_are_read_or_refused(digits in "[0-9]{0,40}(\\.[0-9]{0,20})?", unit in "us|ms|s|%|") {
+        fn digits_of_any_length_are_read_or_refused(digits in "[0-9]{0,40}(\\.[0-9]{0,20})?", unit in "us|ms|s|m|h|%|") {
             let _ = (duration(&format!("{digits}{unit}")), cap(&format!("{digits}{unit}")));
         }
     }

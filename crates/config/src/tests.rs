@@ -102,7 +102,7 @@ fn an_unknown_key_is_named_with_its_line_and_those_allowed() {
 fn a_wrong_value_is_named_with_its_line_and_key() {
     assert_eq!(
         said("[[vm]]\nname = \"a\"\nmicroslice = \"300\""),
-        "v.toml:3: microslice: \"300\" has no unit; the units are us, ms and s, for example 300us"
+        "v.toml:3: microslice: \"300\" has no unit; the units are us, ms, s, m and h, for example 300us"
     );
     assert!(said("[daemon]\ninterval = 100").starts_with(
         "v.toml:2: interval: invalid type: integer 100, expected a duration with its unit"

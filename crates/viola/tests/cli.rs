@@ -55,12 +55,12 @@ fn a_wrong_unit_is_refused_with_the_right_ones() {
     let said = refused_config("[[vm]]\nname = \"a\"\nmicroslice = \"300\"\n");
     assert_eq!(
         said,
-        ":8: microslice: \"300\" has no unit; the units are us, ms and s, for example 300us"
+        ":8: microslice: \"300\" has no unit; the units are us, ms, s, m and h, for example 300us"
     );
     let said = refused_config("[slices]\nbatch_slice = \"4 minutes\"\n");
     assert_eq!(
         said,
-        ":7: batch_slice: \"4 minutes\" has the wrong unit; the units are us, ms and s"
+        ":7: batch_slice: \"4 minutes\" has the wrong unit; the units are us, ms, s, m and h"
     );
 }
 
