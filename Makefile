@@ -11,7 +11,7 @@ help:
 
 ## make run           four guests on one core: stock, the papers' 30 ms slices, viola; table and build/report.html
 run: guests setup
-	@scripts/build.sh --bare build --release -p viola -p viola-bench --no-default-features
+	@scripts/build.sh --bare build --locked --release -p viola -p viola-bench --no-default-features
 	@$(rt) $(lab) demo
 
 ## make test          formatting, clippy, unit, property and guest tests; needs root
@@ -110,7 +110,7 @@ bench-sim: build
 
 ## make build         the programs viola and viola-lab (target/release), and the lab's guest image
 build: setup
-	@scripts/build.sh build --release -p viola -p viola-bench
+	@scripts/build.sh build --locked --release -p viola -p viola-bench
 
 ## make deb           the packages viola and viola-agent, in build/deb
 deb: setup

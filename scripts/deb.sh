@@ -16,7 +16,7 @@ if [ "$("$tool" --version 2>/dev/null)" != "cargo-deb $tool_version" ]; then
     cargo install --quiet --locked cargo-deb --version "$tool_version" --root build/deb/tool
 fi
 
-cargo build --quiet --release -p viola
+cargo build --quiet --locked --release -p viola
 program=${CARGO_TARGET_DIR:-target}/release/viola
 rm -rf build/deb/man build/deb/agent
 "$program" man build/deb/man

@@ -174,19 +174,19 @@ build_guest() {
     fi
     local dir=${VIOLA_GUEST_TARGET_DIR:-$lab/cargo} program
     say "building viola-guest ($target)"
-    (cd "$top" && cargo build -q --release -p viola-lab --bin viola-guest --target $target --target-dir "$dir" "${flags[@]}")
+    (cd "$top" && cargo build -q --locked --release -p viola-lab --bin viola-guest --target $target --target-dir "$dir" "${flags[@]}")
     put "$dir/$target/release/viola-guest" "$image/root/usr/bin/viola-guest"
     ln -sfn usr/bin/viola-guest "$image/root/init"
     [ $bare = no ] || return 0
     say "building viola-agent and the preload library"
     # in a build of its own: a common build would unite the features and enlarge the agent
-    (cd "$top" && cargo build -q --release -p viola-agent --bin viola-agent --target $target --target-dir "$dir" "${flags[@]}")
+    (cd "$top" && cargo build -q --locked --release -p viola-agent --bin viola-agent --target $target --target-dir "$dir" "${flags[@]}")
     put "$dir/$target/release/viola-agent" "$image/root/usr/bin/viola-agent"
     # not static: it is loaded into the guest's programs, whose C library is newer than this host's
-    (cd "$top" && cargo build -q --release -p viola-libvpipe-preload --target-dir "$dir" --config "profile.release.strip=true")
+    (cd "$top" && cargo build -q --locked --release -p viola-libvpipe-preload --target-dir "$dir" --config "profile.release.strip=true")
     put "$dir/release/libvpipe_preload.so" "$image/root/usr/lib/libvpipe_preload.so"
     # and programs that call libvpipe themselves
-    (cd "$top" && cargo build -q --release -p viola-libvpipe --target-dir "$dir" --config "profile.release.strip=true")
+    (cd "$top" && cargo build -q --locked --release -p viola-libvpipe --target-dir "$dir" --config "profile.release.strip=true")
     for program in crates/libvpipe/examples/upload.c lab/vpipe-times.c; do
         out=vpipe-$(basename "${program#*vpipe-}" .c)
         cc -O2 -I"$top/crates/libvpipe/include" "$top/$program" "$dir/release/libvpipe.a" -lpthread -ldl -lm -o "$dir/$out"
