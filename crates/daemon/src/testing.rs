@@ -103,6 +103,7 @@ pub fn view(names: &[&str]) -> crate::api::view::View {
         class: Class::Batch,
         class_setting: ClassSetting::Batch,
         class_source: Source::Default,
+        why: "set by default".into(),
         microslice_ns: 300_000,
         weight: 256,
         weight_source: Source::Default,

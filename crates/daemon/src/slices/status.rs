@@ -46,6 +46,11 @@ impl Slices {
                 scheduled_by: self.engine.active_mechanism().filter(|_| is_managed),
                 turns: turns(&usage, vm.pid),
                 remarks: remarks.chain(self.remark(inputs, &controls)).collect(),
+                why: self.classes.why(
+                    &vm.id,
+                    (controls.class.value, controls.class.source),
+                    advice,
+                ),
                 advice: self.classes.advice(vm, setting, wait(vm), advice),
             }
         });

@@ -28,6 +28,8 @@ pub struct VmState<'a> {
     pub turns: Option<SchedulerCounts>,
     /// Why a setting has no effect.
     pub remarks: Vec<String>,
+    /// Why it has its class, one sentence; empty without a daemon.
+    pub why: String,
     /// Advice to the operator, one sentence.
     pub advice: Option<String>,
 }
@@ -77,6 +79,7 @@ fn report(state: VmState<'_>, share: f64, meter: &Meter, recent: &Recent) -> VmR
         scheduled_by,
         turns,
         remarks,
+        why,
         advice,
     } = state;
     // Adding up ten seconds of waits is slow, so it is done once.
@@ -102,6 +105,7 @@ fn report(state: VmState<'_>, share: f64, meter: &Meter, recent: &Recent) -> VmR
         },
         class_setting: c.class.value,
         class_source: c.class.source,
+        why,
         microslice_ns: c.microslice.value,
         weight: c.weight.value,
         weight_source: c.weight.source,

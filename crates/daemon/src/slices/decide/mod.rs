@@ -26,8 +26,8 @@ use crate::cores::{Candidate, PlanConfig, TurboConfig};
 use crate::turbo::Turbo;
 use crate::vms::settings::Controls;
 use crate::vms::{Inputs, recent};
-use classes::Observation;
-use placement::NewPlacement;
+use classes::{Neighbour, Observation};
+use placement::{NewPlacement, Placement};
 use plan::{CoreNote, Draft};
 use viola_cli::log::{self, Level};
 use viola_config::MechanismChoice;
@@ -105,6 +105,7 @@ impl Slices {
                 ClassSetting::Auto => figures::all(meter, &vm.id),
                 _ => Figures::default(),
             };
+            let neighbours = || measured_neighbours(&self.placement, inputs.vms(), meter, &vm.id);
             let observation = Observation {
                 vm,
                 setting,
@@ -113,6 +114,7 @@ impl Slices {
                 span: window.span,
                 figures,
                 advice,
+                neighbours: &neighbours,
             };
             if let Some(what) = self.classes.observe(&observation) {
                 log::about(Level::Notice, &vm.id, what);
@@ -261,4 +263,23 @@ impl Slices {
         }
         self.logged_left_out.clone_from(&self.draft.left_out);
     }
+}
+
+/// The other VMs of a VM's core whose packets were measured.
+fn measured_neighbours(
+    placement: &Placement,
+    vms: &[Vm],
+    meter: &Meter,
+    id: &VmId,
+) -> Vec<Neighbour> {
+    let home = placement.home(id);
+    let is_near = |vm: &&Vm| vm.id != *id && home.is_some() && placement.home(&vm.id) == home;
+    let measured = |vm: &Vm| {
+        Some(Neighbour {
+            id: vm.id.clone(),
+            name: vm.name.clone(),
+            p99: figures::all(meter, &vm.id).packet_delay?,
+        })
+    };
+    vms.iter().filter(is_near).filter_map(measured).collect()
 }

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Why a VM has its class, in a sentence for the operator (`viola why`).
+
+use viola_host::VmId;
+use viola_policy::slices::Class;
+use viola_policy::slices::classify::Advice;
+use viola_proto::{ClassSetting, Source};
+
+use super::{Classes, State, Trial};
+use viola_cli::quantities::rounded;
+
+impl Classes {
+    /// Why the VM has its class. `setting` is what was set, and where; `advice` what class ls would do for its waits, `None`
+    /// if viola schedules none of its cores.
+    pub fn why(
+        &self,
+        id: &VmId,
+        setting: (ClassSetting, Source),
+        advice: Option<Advice>,
+    ) -> String {
+        let by = match setting.1 {
+            Source::Set => "viola set",
+            Source::Kept => "viola set --keep",
+            Source::Config => "the configuration",
+            Source::Cgroup => "its control group",
+            Source::Default => "default",
+        };
+        if setting.0 != ClassSetting::Auto {
+            return format!("set by {by}");
+        }
+        let Some(state) = self.vms.get(id) else {
+            return format!("auto by {by}: it has not been measured yet");
+        };
+        let own_trial = self.trial.as_ref().filter(|trial| trial.vm == *id);
+        let why = match (own_trial, state.chosen) {
+            (Some(trial), _) => trial.why(),
+            (None, Class::Ls) => state.last_change.clone(),
+            (None, Class::Batch) => self.why_batch(state, advice),
+        };
+        format!("auto by {by}: {why}")
+    }
+
+    /// Why a VM of class auto is batch.
+    fn why_batch(&self, state: &State, advice: Option<Advice>) -> String {
+        let left = state.banned_until.saturating_sub(state.observed_at);
+        if left > 0 {
+            let change = &state.last_change;
+            return format!(
+                "class ls was tried, and {change}; it is tried again in {}",
+                rounded(left)
+            );
+        }
+        match (state.verdict, advice) {
+            (None, _) => "it has not been measured for long enough".into(),
+            (Some(verdict), _) if verdict.class == Class::Batch => verdict.why.to_string(),
+            (_, None) => "viola schedules none of its cores".into(),
+            (_, Some(advice)) if !advice.is_worth_it() => format!(
+                "{advice}, which is too little a gain: a trial needs 2 ms or more, and a cut to half"
+            ),
+            _ if self.trial.is_some() => "another VM is being tried first".into(),
+            _ => "too few of its packets and waits were measured to compare classes".into(),
+        }
+    }
+}
+
+impl Trial {
+    fn why(&self) -> String {
+        let (figure, before) = self.before;
+        format!(
+            "class ls is being tried; in class batch its {figure} was {}",
+            rounded(before)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::vm;
+    use viola_policy::slices::MS;
+    use viola_policy::slices::classify::{Figure, Reason, Verdict};
+
+    const AUTO: (ClassSetting, Source) = (ClassSetting::Auto, Source::Config);
+
+    fn with(state: State) -> (Classes, VmId) {
+        let mut classes = Classes::default();
+        let id = vm("db01", 7, &[&[1]]).id;
+        classes.vms.insert(id.clone(), state);
+        (classes, id)
+    }
+
+    fn worth(now: u64) -> Option<Advice> {
+        Some(Advice {
+            figure: Some(Figure::PacketDelay),
+            now,
+            after: MS,
+        })
+    }
+
+    fn looks_latency_sensitive() -> State {
+        State {
+            verdict: Some(Verdict {
+                class: Class::Ls,
+                changed: true,
+                why: Reason::StillBusy,
+            }),
+            ..State::new()
+        }
+    }
+
+    #[test]
+    fn a_class_that_was_set_needs_no_measurement() {
+        let (classes, id) = with(State::new());
+        let why = classes.why(&id, (ClassSetting::Ls, Source::Kept), None);
+        assert_eq!(why, "set by viola set --keep");
+    }
+
+    #[test]
+    fn a_batch_vm_of_class_auto_says_what_it_lacks() {
+        let (classes, id) = with(State::new());
+        let why = classes.why(&id, AUTO, worth(9 * MS));
+        assert!(why.contains("not been measured for long enough"), "{why}");
+
+        let (mut classes, id) = with(looks_latency_sensitive());
+        let why = classes.why(&id, AUTO, None);
+        assert!(why.contains("schedules none of its cores"), "{why}");
+        let why = classes.why(&id, AUTO, worth(MS));
+        assert!(why.contains("too little a gain"), "{why}");
+        classes.trial = Some(Trial {
+            vm: vm("web", 8, &[&[1]]).id,
+            since: 0,
+            before: (Figure::PacketDelay, 9 * MS),
+            neighbours: Vec::new(),
+        });
+        let why = classes.why(&id, AUTO, worth(9 * MS));
+        assert!(why.contains("another VM is being tried first"), "{why}");
+    }
+
+    #[test]
+    fn a_trial_and_what_came_of_it_are_said() {
+        let (mut classes, id) = with(looks_latency_sensitive());
+        let state = classes.vms.get_mut(&id).unwrap();
+        state.chosen = Class::Ls;
+        state.last_change = "its p99 packet delay went from 9 ms to 1 ms".into();
+        let why = classes.why(&id, AUTO, worth(9 * MS));
+        assert!(why.ends_with("from 9 ms to 1 ms"), "{why}");
+        classes.trial = Some(Trial {
+            vm: id.clone(),
+            since: 0,
+            before: (Figure::PacketDelay, 9 * MS),
+            neighbours: Vec::new(),
+        });
+        let why = classes.why(&id, AUTO, worth(9 * MS));
+        assert!(
+            why.contains("being tried") && why.ends_with("9 ms"),
+            "{why}"
+        );
+
+        classes.trial = None;
+        let state = classes.vms.get_mut(&id).unwrap();
+        state.chosen = Class::Batch;
+        (state.observed_at, state.banned_until) = (100_000 * MS, 400_000 * MS);
+        let why = classes.why(&id, AUTO, worth(9 * MS));
+        assert!(why.contains("was tried, and its p99"), "{why}");
+        assert!(why.contains("tried again in 300 s"), "{why}");
+    }
+}
