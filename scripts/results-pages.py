@@ -30,8 +30,6 @@ ABOUT = {
     "vread": ("vread", "vread.md", "make bench-vread"),
     "vread-write": ("vread: writing", "vread.md", 'make bench-vread ARGS=\'--only "write"\''),
     "vpipe": ("vpipe", "vpipe.md", "make bench-vpipe"),
-    "vpipe-small": ("vpipe: rows measured again", "vpipe.md", "make bench-vpipe"),
-    "vpipe-1mib": ("vpipe: files of 1 MiB", "vpipe.md", "make bench-vpipe"),
     "vpipe-control": ("vpipe: both sides without the library", "vpipe.md", 'make bench-vpipe ARGS="--control"'),
     "copies": ("vpipe: copies on NVMe and virtio disks", "vpipe.md", "make bench-copies"),
     "lanes": ("Lanes", "lanes.md", "make bench-lanes"),
