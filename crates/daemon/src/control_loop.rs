@@ -53,6 +53,7 @@ impl Control {
             self.scan_host(now);
             replan = true;
         }
+        replan |= self.end_temporary_classes(now);
         // Meter: what did each VM spend in the window that just ended?
         if let Some(window) = self.measure(now) {
             // Policy: does a VM need another class, a turbo vCPU, or the host another number of turbo cores?

@@ -68,6 +68,9 @@ pub struct VmReport {
     pub class_setting: ClassSetting,
     /// Where the class setting comes from.
     pub class_source: Source,
+    /// Why the VM has its class, in one sentence. Absent without a daemon.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub why: String,
     /// Length of a slice while the VM is latency-sensitive, 50,000..=30,000,000.
     pub microslice_ns: u64,
     /// Proportional share, 1..=65535.
@@ -239,6 +242,10 @@ pub struct Change {
     /// again.
     #[serde(default, skip_serializing_if = "is_false")]
     pub reset: bool,
+    /// The class holds for this number of seconds, 0..=3600; then the former setting holds again. 0 ends a class that was set with
+    /// `for_s`. Goes with a class, and with nothing else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub for_s: Option<u32>,
 }
 
 fn is_false(b: &bool) -> bool {

@@ -4,6 +4,7 @@
 #![allow(rustdoc::broken_intra_doc_links)]
 
 mod internal;
+mod vms;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,12 +13,11 @@ use clap::{Args, Parser, Subcommand};
 use viola_cli::error::Outcome;
 use viola_daemon::workers::answer::{self, Question};
 use viola_daemon::workers::entry::{self, Kind};
-use viola_proto::ClassSetting;
-use viola_proto::lanes::LaneSetting;
 
 use viola_config as config;
 
 pub use internal::Internal;
+pub use vms::{Log, Set, Try, Why};
 
 /// Fast I/O for virtual machines that share few cores.
 ///
@@ -75,6 +75,24 @@ pub enum Command {
     ///
     /// Without a daemon the command measures for one second by itself, and HELP stays empty.
     Vms(Vms),
+    /// Show what each VM has of each accelerator, and why.
+    ///
+    /// Prints a line for slices, and one for each of vread, vpipe and lanes that the configuration gives to the VM. For class auto
+    /// it says what the daemon measured, tried and found. Ends with status 2 when no VM has the name.
+    Why(Why),
+    /// Show what the daemon changed last, and why.
+    ///
+    /// Prints the changes, errors and warnings among the daemon's last 256 lines. The journal has all lines.
+    Log(Log),
+    /// Measure on running VMs what a class does for them and for the other VMs.
+    ///
+    /// Windows with the class alternate with windows of class batch, in pairs whose order is drawn by lot. The command compares
+    /// the delay of packets (or of wake-ups) and the CPU time of all VMs of the host. It ends with a table and a verdict. Each
+    /// interval misses the true ratio in at most 1 of 100 trials.
+    ///
+    /// Only the class of these VMs changes. In windows of class batch the kernel alone schedules them, unless other VMs of their
+    /// cores are of class ls. However the command ends, the daemon puts every class back within 20 s.
+    Try(Try),
     /// Watch all VMs on a terminal, or replay a recording.
     ///
     /// Shows the table of `viola vms` once a second, and the daemon's last changes. Keys: arrows choose a VM, Enter shows
@@ -346,39 +364,6 @@ pub struct Register {
     pub remove: bool,
 }
 
-/// Options of `set`.
-#[derive(Debug, Args)]
-#[command(group(clap::ArgGroup::new("change").args(["class", "microslice", "weight", "cap", "lane", "reset"]).required(true).multiple(true)))]
-pub struct Set {
-    /// Name of the VM, or its identity (uml:NAME, qemu:NAME) when several VMs have that name.
-    pub vm: String,
-    /// ls: short slices, more often; batch: whole slices; turbo: one vCPU, which serves I/O, on a turbo core, and whole
-    /// slices for the others; auto: the classifier chooses.
-    #[arg(long, value_parser = class)]
-    pub class: Option<ClassSetting>,
-    /// Slice of an ls VM, 50us to 30ms. A shorter one gives shorter waits and costs more switches.
-    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
-    pub microslice: Option<String>,
-    /// Weight of the VM among the VMs of its core, 1 to 65535; 256 by default.
-    #[arg(long, value_name = "N", allow_hyphen_values = true)]
-    pub weight: Option<String>,
-    /// Upper bound of what the VM uses, in percent of one core: 1% to 100% per vCPU; none removes it.
-    #[arg(long, value_name = "PERCENT", allow_hyphen_values = true)]
-    pub cap: Option<String>,
-    /// VF of the VM: auto, while it gains more than the others; pin, before all others; never.
-    #[arg(long, value_parser = lane)]
-    pub lane: Option<LaneSetting>,
-    /// Keep the change across restarts of the daemon.
-    #[arg(long)]
-    pub keep: bool,
-    /// Undo earlier changes, kept ones too, before the other options are applied.
-    #[arg(long)]
-    pub reset: bool,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub socket: Socket,
-}
-
 /// Options of `stop`.
 #[derive(Debug, Args)]
 pub struct Stop {
@@ -436,25 +421,6 @@ impl Socket {
             .clone()
             .or_else(environment)
             .unwrap_or_else(|| config::DEFAULT_SOCKET.into())
-    }
-}
-
-fn class(text: &str) -> Result<ClassSetting, String> {
-    match text {
-        "ls" => Ok(ClassSetting::Ls),
-        "batch" => Ok(ClassSetting::Batch),
-        "auto" => Ok(ClassSetting::Auto),
-        "turbo" => Ok(ClassSetting::Turbo),
-        _ => Err("ls, batch, turbo or auto is allowed".into()),
-    }
-}
-
-fn lane(text: &str) -> Result<LaneSetting, String> {
-    match text {
-        "auto" => Ok(LaneSetting::Auto),
-        "pin" => Ok(LaneSetting::Pin),
-        "never" => Ok(LaneSetting::Never),
-        _ => Err("auto, pin or never is allowed".into()),
     }
 }
 

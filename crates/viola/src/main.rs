@@ -10,6 +10,7 @@ mod sim;
 #[cfg(test)]
 mod testing;
 mod top;
+mod trial;
 
 use std::process::ExitCode;
 
@@ -29,6 +30,9 @@ fn main() -> ExitCode {
         Command::Run(args) => viola_daemon::run(&args.config, args.dry_run),
         Command::Check(args) => commands::check(args),
         Command::Vms(args) => commands::vms(args),
+        Command::Why(args) => commands::why(args),
+        Command::Log(args) => commands::log(args),
+        Command::Try(args) => trial::run(args),
         Command::Top(args) => top::run(args),
         Command::Record(args) => commands::record(args),
         Command::Register(args) => commands::register(args),

@@ -73,18 +73,39 @@ impl Control {
             return Err(refusal(400, "a dry run keeps nothing; leave --keep out"));
         }
         let before = self.inputs.controls(&vm);
-        let changed = self.inputs.settings.change(&vm, change);
+        let settings = &mut self.inputs.settings;
+        let changed = match change.for_s {
+            Some(seconds) => settings.change_for(&vm, change, seconds, now),
+            None => settings.change(&vm, change),
+        };
         changed.map_err(|e| refusal(400, e))?;
         if let Some(lanes) = &self.lanes {
             lanes.set_overrides(self.inputs.settings.lanes());
         }
-        let kept = if change.keep { ", kept" } else { "" };
-        self.log_controls(&vm, &before, &format!("viola set by {peer}{kept}"));
+        let lasting = match change.for_s {
+            Some(seconds) => format!(", for {seconds} s"),
+            None if change.keep => ", kept".into(),
+            None => String::new(),
+        };
+        self.log_controls(&vm, &before, &format!("viola set by {peer}{lasting}"));
         self.read_facts(now);
         self.plan_and_apply(now);
         let mut reports = self.reports().into_iter();
         let report = reports.find(|r| r.id == vm.id.as_str());
         report.ok_or_else(|| refusal(404, format!("{} is gone", vm.name)))
+    }
+
+    /// Ends the classes that were set for a time that is over. Returns whether there were any.
+    pub(crate) fn end_temporary_classes(&mut self, now: Instant) -> bool {
+        let ended = self.inputs.settings.end_temporary(now);
+        for vm in self.inputs.vms() {
+            if ended.iter().any(|id| id == vm.id.as_str()) {
+                let class = class_text(self.inputs.controls(vm).class.value);
+                let line = format!("class {class}: the time of the temporary class is over");
+                log::about(Level::Notice, &vm.id, line);
+            }
+        }
+        !ended.is_empty()
     }
 
     /// Changes whether a guest may have a VF, from the next sample on.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use viola_host::Vm;
@@ -17,6 +18,8 @@ use viola_proto::{Change, ClassSetting, Source};
 use viola_cli::quantities::{self, DEFAULT_MICROSLICE};
 use viola_config::Config;
 
+/// Longest time for which a class may be set, seconds.
+const MAX_TEMPORARY_SECONDS: u32 = 3600;
 /// Name of the file of kept settings in `state_dir`.
 const FILE_NAME: &str = "settings.json";
 
@@ -115,6 +118,8 @@ pub struct Settings {
     kept: BTreeMap<String, Overrides>,
     /// Set without `--keep`.
     live: BTreeMap<String, Overrides>,
+    /// Classes that hold until a time.
+    temporary: BTreeMap<String, (ClassSetting, Instant)>,
 }
 
 /// Content of the file of kept settings.
@@ -153,6 +158,7 @@ impl Settings {
                 file,
                 kept: kept.vms,
                 live: BTreeMap::new(),
+                temporary: BTreeMap::new(),
             },
             warning,
         )
@@ -161,7 +167,10 @@ impl Settings {
     /// What holds for a VM.
     pub fn controls(&self, config: &Config, vm: &Vm) -> Controls {
         let id = vm.id.as_str();
-        let live = self.live.get(id).copied().unwrap_or_default();
+        let mut live = self.live.get(id).copied().unwrap_or_default();
+        if let Some((class, _)) = self.temporary.get(id) {
+            live.class = Some(*class);
+        }
         let kept = self.kept.get(id).copied().unwrap_or_default();
         let file = config
             .vm(id, &vm.name)
@@ -268,11 +277,57 @@ impl Settings {
         if change.reset || change.keep {
             self.live.remove(&id);
         }
+        if change.reset || change.class.is_some() {
+            self.temporary.remove(&id);
+        }
         if !change.keep && overrides != Overrides::default() {
             let entry = self.live.entry(id).or_default();
             *entry = overrides.or(*entry);
         }
         Ok(())
+    }
+
+    /// Sets a class for a number of seconds (`for_s` of the change); 0 ends a class that was set like this.
+    ///
+    /// # Errors
+    /// What is wrong with it; nothing has changed then.
+    pub fn change_for(
+        &mut self,
+        vm: &Vm,
+        change: &Change,
+        seconds: u32,
+        now: Instant,
+    ) -> Result<(), String> {
+        let class = change.class.ok_or("for: name a class as well")?;
+        let only = Change {
+            class: Some(class),
+            for_s: Some(seconds),
+            ..Change::default()
+        };
+        if *change != only {
+            return Err("for: only a class can be set for some time; leave the rest out".into());
+        }
+        if seconds > MAX_TEMPORARY_SECONDS {
+            return Err(format!(
+                "for: {seconds} s is too long; at most {MAX_TEMPORARY_SECONDS} s are allowed"
+            ));
+        }
+        let until = now + Duration::from_secs(seconds.into());
+        match seconds {
+            0 => self.temporary.remove(vm.id.as_str()),
+            _ => self.temporary.insert(vm.id.to_string(), (class, until)),
+        };
+        Ok(())
+    }
+
+    /// Ends the temporary classes whose time is over. Returns the identities of their VMs.
+    pub fn end_temporary(&mut self, now: Instant) -> Vec<String> {
+        let is_over = |(id, (_, until)): (&String, &(ClassSetting, Instant))| {
+            (*until <= now).then(|| id.clone())
+        };
+        let ended: Vec<String> = self.temporary.iter().filter_map(is_over).collect();
+        self.temporary.retain(|_, (_, until)| *until > now);
+        ended
     }
 
     /// Writes the kept settings to the file, if they changed.

@@ -7,8 +7,11 @@ use viola_proto::{Change, Class, ClassSetting, Done, Source, Stage, Status, VmRe
 use crate::args;
 use viola_cli::client::{Client, ClientError, segment};
 use viola_cli::error::{Failure, Outcome};
-use viola_cli::quantities::{cap_text, exact, rounded};
+use viola_cli::quantities::{cap_text, duration_in, exact, rounded};
 use viola_cli::table::{Colour, align, coloured, paint, print, print_json};
+
+/// Allowed times of a temporary class, ns.
+const TEMPORARY: std::ops::RangeInclusive<u64> = 1_000_000_000..=3_600_000_000_000;
 
 /// `viola set`
 pub fn set(args: &args::Set) -> Outcome {
@@ -21,6 +24,14 @@ pub fn set(args: &args::Set) -> Outcome {
         })?),
         None => None,
     };
+    let for_s = match &args.length {
+        Some(text) => {
+            let ns =
+                duration_in(text, &TEMPORARY).map_err(|e| Failure::usage(format!("for: {e}")))?;
+            Some((ns / 1_000_000_000) as u32)
+        }
+        None => None,
+    };
     let change = Change {
         class: args.class,
         microslice: args.microslice.clone(),
@@ -28,6 +39,7 @@ pub fn set(args: &args::Set) -> Outcome {
         cap: args.cap.clone(),
         keep: args.keep,
         reset: args.reset,
+        for_s,
     };
     let client = Client::new(&args.socket.path());
     let lane = LaneChange {

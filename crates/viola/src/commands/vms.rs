@@ -92,6 +92,7 @@ fn measure() -> Outcome<VmList> {
             scheduled_by: None,
             turns: None,
             remarks: Vec::new(),
+            why: String::new(),
             advice: None,
         })
         .collect();

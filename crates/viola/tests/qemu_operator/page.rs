@@ -83,7 +83,7 @@ pub fn follow(host: &Host, begin: Instant, stock: (f64, f64)) -> f64 {
             // [`removal`] runs at the end.
             "apt remove viola" => {}
             other => {
-                let plain = ["apt install ", "viola set ", "viola stop ", "viola start", "curl "];
+                let plain = ["apt install ", "viola set ", "viola why ", "viola stop ", "viola start", "curl "];
                 assert!(
                     plain.iter().any(|p| other.starts_with(p)),
                     "the first page has the command `{other}`, which this test does not run"

@@ -16,7 +16,9 @@ use viola_proto::pipe::status::PipeStats;
 use crate::client::Client;
 use crate::common::Daemon;
 use crate::common::guests::within;
-use crate::rig::{GUEST, HOST, MIB, NGINX, Turn, ip, noise, senders, turn, wait_until_served};
+use crate::rig::{
+    GUEST, GuestPermit, HOST, MIB, NGINX, guest_permit, ip, noise, senders, wait_until_served,
+};
 
 /// Timeout of a step of an emulated VM.
 pub const CHANGE_TIMEOUT: Duration = Duration::from_secs(90);
@@ -53,14 +55,14 @@ pub struct Vm {
     pub files: Vec<Vec<u8>>,
     folder: tempfile::TempDir,
     disk: Disk,
-    _turn: Turn,
+    _permit: GuestPermit,
 }
 
 impl Vm {
     /// Boots a VM with files of these sizes and starts its agent; `more` are keys of `[vm.pipe]`.
     pub fn boot(name: &str, disk: Disk, sizes: &[usize], more: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let turn = turn();
+        let permit = guest_permit();
         let mut daemon = Daemon::start(&format!(
             "[slices]\nenabled = false\n[[vm]]\nname = \"qemu:{name}\"\n\
              [vm.pipe]\naddresses = [\"{GUEST}\"]\nwrites = true\n{more}\n"
@@ -108,7 +110,7 @@ impl Vm {
             files,
             folder,
             disk,
-            _turn: turn,
+            _permit: permit,
         }
     }
 

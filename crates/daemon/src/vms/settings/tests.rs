@@ -210,3 +210,53 @@ fn the_default_class_is_auto_when_slices_auto_is_set() {
         ClassSetting::Batch
     );
 }
+
+#[test]
+fn a_temporary_class_ends_by_itself_and_what_held_before_holds_again() {
+    let (_dir, mut s) = settings();
+    let g = vm("g1", 7, &[&[1]]);
+    let c = config("");
+    let class = |s: &Settings| s.controls(&c, &g).class.value;
+    s.change(&g, &change(Some(ClassSetting::Auto), false))
+        .unwrap();
+    let now = Instant::now();
+    let ls = |for_s| Change {
+        for_s: Some(for_s),
+        ..change(Some(ClassSetting::Ls), false)
+    };
+    s.change_for(&g, &ls(20), 20, now).unwrap();
+    assert_eq!(class(&s), ClassSetting::Ls);
+    assert!(s.end_temporary(now + Duration::from_secs(19)).is_empty());
+    assert_eq!(
+        s.end_temporary(now + Duration::from_secs(20)),
+        [g.id.to_string()]
+    );
+    assert_eq!(class(&s), ClassSetting::Auto);
+
+    // So does 0, and an ordinary change.
+    s.change_for(&g, &ls(20), 20, now).unwrap();
+    s.change_for(&g, &ls(0), 0, now).unwrap();
+    assert_eq!(class(&s), ClassSetting::Auto);
+    s.change_for(&g, &ls(20), 20, now).unwrap();
+    s.change(&g, &change(Some(ClassSetting::Batch), false))
+        .unwrap();
+    assert_eq!(class(&s), ClassSetting::Batch);
+
+    let with_weight = Change {
+        weight: Some(9),
+        ..ls(20)
+    };
+    let without_class = Change {
+        class: None,
+        ..ls(20)
+    };
+    for (wrong, seconds, why) in [
+        (with_weight, 20, "only a class"),
+        (without_class, 20, "name a class"),
+        (ls(3601), 3601, "too long"),
+    ] {
+        let said = s.change_for(&g, &wrong, seconds, now).unwrap_err();
+        assert!(said.contains(why), "{said}");
+    }
+    assert_eq!(class(&s), ClassSetting::Batch);
+}
