@@ -30,7 +30,6 @@ test-beds:
 	@scripts/qemu-image.sh
 	@scripts/qemu-image.sh --new
 	@scripts/qemu-image.sh --lanes
-	@scripts/uml-smp.sh
 	@scripts/hadoop.sh
 	@$(rt) scripts/test-beds.sh $(ARGS)
 
