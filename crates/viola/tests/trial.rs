@@ -21,6 +21,11 @@ const LEASE: Duration = Duration::from_secs(22);
 #[ignore = "a test bed: make test-beds"]
 fn a_trial_finds_the_gain_of_a_vm_and_no_loss_of_others_and_leaves_nothing_behind() {
     let rig = Rig::boot(&[("va", HOG), ("vb", HOG), ("vc", HOG)], "");
+    within(Duration::from_secs(10), "the daemon finds the VMs", || {
+        let list: VmList = rig.daemon.json(&["vms"]);
+        let is_found = |name| list.vms.iter().any(|vm| vm.name == name);
+        ["va", "vb", "vc"].into_iter().all(is_found)
+    });
     let to = rig.guest("va").address().unwrap();
     let every = Duration::from_millis(8);
     let options = Ping {
