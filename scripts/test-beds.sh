@@ -7,7 +7,7 @@
 # and its line says so: emulated VMs wait for minutes if the host is busy. A word before the package says more:
 #
 #   ~        the emulated PC of this test bed counts instructions: it needs one core, and its clock does not depend on what
-#            else runs. These run one after the other on core 0 at low priority, beside the other test beds.
+#            else runs. These run one after the other on core 0 at lower priority, beside the other test beds.
 #   =        its daemon manages both cores of this host: it runs after all others.
 #   -        it runs only if it is named.
 #
@@ -68,14 +68,22 @@ choose() {
     done < <(beds)
 }
 
-# Makes what only this test bed needs.
+# Makes what only this test bed needs; of what `prepare_early` makes it waits for the end.
 prepare() {
     case $1 in
     *qemu_ack*) scripts/guest-kmod.sh --headers ;;
-    *qemu_operator*) scripts/debian-image.sh && scripts/deb.sh ;;
-    # Waits for the one that was started at the beginning.
+    *qemu_operator*) flock "$work/packages" sh -c 'scripts/debian-image.sh && scripts/deb.sh' ;;
     'viola-lab smp' | 'viola turbo') scripts/uml-smp.sh ;;
     esac
+}
+
+# Makes what takes long: packages, and a kernel with several CPUs, which takes up to 15 minutes.
+prepare_early() {
+    local name
+    renice -n 19 "$BASHPID" >/dev/null
+    for name in 'viola qemu_operator' 'viola turbo'; do
+        ! grep -qxF "$name" <<<"$all" || prepare "$name"
+    done
 }
 
 # Whether what takes $1 seconds can still end in time.
@@ -105,9 +113,9 @@ run_all() {
 }
 
 work=$(mktemp -d)
-other= kernel=
+other= early=
 # Both are process groups of their own.
-trap 'rm -rf "$work"; for group in $other $kernel; do kill -- "-$group" 2>/dev/null; done' EXIT
+trap 'rm -rf "$work"; for group in $other $early; do kill -- "-$group" 2>/dev/null; done' EXIT
 trap 'exit 130' INT TERM
 for stream in beside main last; do
     choose $stream >"$work/$stream"
@@ -116,14 +124,11 @@ all=$(cat "$work/beside" "$work/main" "$work/last")
 [ -n "$all" ] || { echo "test-beds: no test bed is called ${names[*]}" >&2; exit 2; }
 
 set -m
-# A kernel with several CPUs, which two of the last test beds need, takes up to 15 minutes.
-if grep -qxE 'viola-lab smp|viola turbo' <<<"$all"; then
-    nice -n 19 scripts/uml-smp.sh >"$work/kernel" 2>&1 &
-    kernel=$!
-fi
+prepare_early >"$work/early" 2>&1 &
+early=$!
 if [ -s "$work/beside" ]; then
     (
-        renice -n 10 "$BASHPID" >/dev/null
+        renice -n 5 "$BASHPID" >/dev/null
         run_all "$work/beside" "$work/summary.beside"
     ) >"$work/output" 2>&1 &
     other=$!
