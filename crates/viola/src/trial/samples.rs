@@ -105,7 +105,9 @@ struct VmSamples {
 impl VmSamples {
     /// The delays of packets, or of wake-ups if too few pairs of windows had enough packets.
     fn delays(&self) -> &DelayFigures {
-        match self.packets.p99.comparison.pairs() >= MIN_PAIRS as usize {
+        let pairs = |of: &DelayFigures| of.p99.comparison.pairs();
+        let (packets, wakes) = (pairs(&self.packets), pairs(&self.wakes));
+        match packets >= MIN_PAIRS as usize || packets >= wakes {
             true => &self.packets,
             false => &self.wakes,
         }

@@ -67,19 +67,22 @@ fn interval(c: &Compared) -> String {
 
 /// What the class did for a VM that was tried.
 fn verdict(vm: &VmResult, class: &str) -> String {
-    let Some(p99) = &vm.p99_ns else {
+    let (Some(p50), Some(p99)) = (&vm.p50_ns, &vm.p99_ns) else {
         return format!(
             "too few of its packets and wake-ups were measured to say what class {class} does for it"
         );
     };
-    let said = interval(p99);
-    if p99.high < 1.0 {
-        format!("class {class} shortens its p99 delay to {said}")
-    } else if p99.low > 1.0 {
-        format!("class {class} lengthens its p99 delay to {said}")
-    } else {
-        format!("no difference is seen in its p99 delay: {said}")
-    }
+    let change = |what: &str, c: &Compared| {
+        let said = interval(c);
+        if c.high < 1.0 {
+            format!("class {class} shortens its {what} delay to {said}")
+        } else if c.low > 1.0 {
+            format!("class {class} lengthens its {what} delay to {said}")
+        } else {
+            format!("no difference is seen in its {what} delay: {said}")
+        }
+    };
+    format!("{}; {}", change("p50", p50), change("p99", p99))
 }
 
 /// What a neighbour lost, beyond chance.
@@ -105,7 +108,7 @@ mod tests {
     fn the_verdict_says_what_the_vm_gains_and_who_pays() {
         let said = text(&samples().report("ls"));
         assert!(
-            said.contains("web: class ls shortens its p99 delay to 0.24x (0.23x to 0.25x)\n"),
+            said.contains("; class ls shortens its p99 delay to 0.24x (0.23x to 0.25x)\n"),
             "{said}"
         );
         assert!(said.contains("beside"), "{said}");
@@ -124,7 +127,9 @@ mod tests {
             })
         };
         let mut vm = samples().report("ls").vms.remove(0);
+        vm.p50_ns = compared(0.3, 0.4, 0.5);
         vm.p99_ns = compared(0.8, 0.9, 1.1);
+        assert!(verdict(&vm, "ls").starts_with("class ls shortens its p50 delay to 0.40x"));
         assert!(verdict(&vm, "ls").contains("no difference"));
         vm.p99_ns = compared(1.2, 1.5, 1.9);
         assert!(verdict(&vm, "ls").contains("lengthens"));
