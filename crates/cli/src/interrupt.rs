@@ -2,8 +2,12 @@
 //! SIGINT, SIGTERM and SIGHUP of long runs: the run ends between two steps, after it has ended its guests and daemon.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::error::{Failure, Outcome};
+
+/// Interval at which a sleep looks for a signal.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 
@@ -29,6 +33,18 @@ pub fn watch() -> Outcome {
         }
     }
     Ok(())
+}
+
+/// Sleeps for this time, or until one of the signals has come.
+pub fn sleep(time: Duration) {
+    let end = Instant::now() + time;
+    while !asked() {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        std::thread::sleep(left.min(POLL_INTERVAL));
+    }
 }
 
 /// Whether one of the signals has come.

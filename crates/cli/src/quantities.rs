@@ -17,6 +17,8 @@ const H: u64 = 60 * M;
 /// Allowed microslices, ns. A shorter one costs the controller more time than the VM gains; the longest is the papers'
 /// slice of all VMs.
 pub const MICROSLICE: RangeInclusive<u64> = 50 * US..=30 * MS;
+/// Allowed times for which a class may be set, ns.
+pub const TEMPORARY: RangeInclusive<u64> = S..=H;
 /// Allowed slices of batch VMs, ns.
 pub const BATCH_SLICE: RangeInclusive<u64> = 100 * US..=100 * MS;
 /// Allowed intervals of the control loop, ns.

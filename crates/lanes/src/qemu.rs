@@ -361,6 +361,21 @@ mod tests {
         }
     }
 
+    /// A process, and a guest that it runs, whose monitor is there.
+    fn process_with(qmp: PathBuf) -> (std::process::Child, QemuGuest) {
+        let process = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let pid = process.id();
+        let guest = QemuGuest {
+            pid,
+            start_time: proc::stat(pid).unwrap().unwrap().start_time,
+            ..running(qmp, Duration::from_secs(20))
+        };
+        (process, guest)
+    }
+
     #[test]
     fn unplug_reconnects_to_a_monitor_that_hung_up() {
         let folder = tempfile::tempdir().unwrap();
@@ -395,16 +410,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qmp");
         let _listener = UnixListener::bind(&path).unwrap();
-        let mut other = std::process::Command::new("sleep")
-            .arg("60")
-            .spawn()
-            .unwrap();
-        let pid = other.id();
-        let mut guest = QemuGuest {
-            pid,
-            start_time: proc::stat(pid).unwrap().unwrap().start_time,
-            ..running(path, Duration::from_secs(20))
-        };
+        let (mut other, mut guest) = process_with(path);
         let refused = guest.presence(&vf()).unwrap_err().to_string();
         other.kill().unwrap();
         other.wait().unwrap();
@@ -419,17 +425,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qmp");
         let monitor = monitor(&path, vec![vec![true, true, true]]);
-        let mut process = std::process::Command::new("sleep")
-            .arg("60")
-            .spawn()
-            .unwrap();
-        let pid = process.id();
-        let mut guest = QemuGuest {
-            pid,
-            qmp_of_vm: false,
-            start_time: proc::stat(pid).unwrap().unwrap().start_time,
-            ..running(path, Duration::from_secs(20))
-        };
+        let (mut process, mut guest) = process_with(path);
+        guest.qmp_of_vm = false;
         let killer = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(150));
             process.kill().unwrap();

@@ -69,16 +69,16 @@ impl Control {
         let scanned = self.inputs.inventory.refresh().map(|_| ());
         self.exits.watch(self.inputs.vms());
         self.registrations.renew();
-        let is_new = |vm: &Vm| !before.contains(&vm.id);
-        if self.inputs.vms().iter().any(is_new) {
-            self.newest_vm = Some(now);
-        }
         let cpu_time = thread_cpu_time().saturating_sub(cpu_time_before);
         let has_events = is_connected && self.inputs.vms().iter().all(|vm| vm.libvirt);
         let max_interval = match has_events {
             true => MAX_SCAN_INTERVAL_WITH_EVENTS,
             false => MAX_SCAN_INTERVAL,
         };
+        let mut warnings: Vec<String> = scanned.err().map(|e| e.one_line()).into_iter().collect();
+        warnings.extend(self.inputs.inventory.warnings().iter().cloned());
+        self.distribute_vms();
+        self.log_changes(&before, now);
         let boots =
             (self.newest_vm).is_some_and(|at| now.saturating_duration_since(at) < BOOT_TIME);
         let divisor = match boots {
@@ -86,10 +86,6 @@ impl Control {
             false => SCAN_TIME_DIVISOR,
         };
         self.next_scan = now + (cpu_time * divisor).clamp(self.interval(), max_interval);
-        let mut warnings: Vec<String> = scanned.err().map(|e| e.one_line()).into_iter().collect();
-        warnings.extend(self.inputs.inventory.warnings().iter().cloned());
-        self.distribute_vms();
-        self.log_changes(&before);
         let unmetered = match self.meter.follow(self.inputs.vms()) {
             Ok(left_out) => left_out,
             Err(e) => {
@@ -120,9 +116,10 @@ impl Control {
     }
 
     /// Logs which VMs came and went since `before`; those that are gone are forgotten.
-    fn log_changes(&mut self, before: &[VmId]) {
+    fn log_changes(&mut self, before: &[VmId], now: Instant) {
         let is_new = |id: &VmId| !before.contains(id);
         for vm in self.inputs.vms().iter().filter(|vm| is_new(&vm.id)) {
+            self.newest_vm = Some(now);
             let cores = cores_text(&vm.cores);
             let vcpus = match vm.vcpus.len() {
                 1 => "1 vCPU".to_owned(),

@@ -19,7 +19,7 @@ use viola_cli::quantities::{self, DEFAULT_MICROSLICE};
 use viola_config::Config;
 
 /// Longest time for which a class may be set, seconds.
-const MAX_TEMPORARY_SECONDS: u32 = 3600;
+const MAX_TEMPORARY_SECONDS: u32 = (*quantities::TEMPORARY.end() / 1_000_000_000) as u32;
 /// Name of the file of kept settings in `state_dir`.
 const FILE_NAME: &str = "settings.json";
 

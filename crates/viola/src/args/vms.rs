@@ -95,9 +95,8 @@ pub struct Set {
 }
 
 fn tried_class(text: &str) -> Result<ClassSetting, String> {
-    match text {
-        "ls" => Ok(ClassSetting::Ls),
-        "turbo" => Ok(ClassSetting::Turbo),
+    match class(text) {
+        Ok(class @ (ClassSetting::Ls | ClassSetting::Turbo)) => Ok(class),
         _ => Err("ls or turbo is allowed".into()),
     }
 }

@@ -7,11 +7,8 @@ use viola_proto::{Change, Class, ClassSetting, Done, Source, Stage, Status, VmRe
 use crate::args;
 use viola_cli::client::{Client, ClientError, segment};
 use viola_cli::error::{Failure, Outcome};
-use viola_cli::quantities::{cap_text, duration_in, exact, rounded};
+use viola_cli::quantities::{TEMPORARY, cap_text, duration_in, exact, rounded};
 use viola_cli::table::{Colour, align, coloured, paint, print, print_json};
-
-/// Allowed times of a temporary class, ns.
-const TEMPORARY: std::ops::RangeInclusive<u64> = 1_000_000_000..=3_600_000_000_000;
 
 /// `viola set`
 pub fn set(args: &args::Set) -> Outcome {

@@ -14,8 +14,6 @@ use viola_cli::table::note;
 
 /// Allowed intervals, ns.
 const INTERVAL: std::ops::RangeInclusive<u64> = 100_000_000..=3_600_000_000_000;
-/// Interval at which the command looks for a signal.
-const SIGNAL_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Records until a signal or the end of `--for`; retries while the daemon does not answer.
 pub fn record(args: &args::Record) -> Outcome {
@@ -37,7 +35,7 @@ pub fn record(args: &args::Record) -> Outcome {
     while !interrupt::asked() && end.is_none_or(|end| Instant::now() < end) {
         let now = Instant::now();
         if now < next {
-            std::thread::sleep((next - now).min(SIGNAL_POLL_INTERVAL));
+            interrupt::sleep(end.map_or(next, |end| next.min(end)) - now);
             continue;
         }
         next = (next + Duration::from_nanos(interval)).max(now);

@@ -131,28 +131,40 @@ fn text(list: &VmList, colour: bool) -> String {
     }
 }
 
-fn row(vm: &VmReport, list: &VmList) -> Vec<String> {
-    let class = match vm.class {
+/// A class as tables show it.
+pub(super) fn class_text(class: Class) -> &'static str {
+    match class {
         Class::Ls => "ls",
         Class::Batch => "batch",
         Class::Turbo => "turbo",
-    };
+    }
+}
+
+/// Whether no other VM of the list has the name of this one.
+pub(super) fn has_own_name(vm: &VmReport, list: &VmList) -> bool {
+    list.vms.iter().filter(|o| o.name == vm.name).count() == 1
+}
+
+/// The VM's name, or its identity if other VMs have that name.
+pub(super) fn shown_name(vm: &VmReport, list: &VmList) -> String {
+    match has_own_name(vm, list) {
+        true => vm.name.clone(),
+        false => vm.id.clone(),
+    }
+}
+
+fn row(vm: &VmReport, list: &VmList) -> Vec<String> {
+    let class = class_text(vm.class);
     let chosen = if vm.class_setting == ClassSetting::Auto {
         "*"
     } else {
         ""
     };
-    // VMs of the same name are shown by their identities.
-    let unique = list.vms.iter().filter(|o| o.name == vm.name).count() == 1;
     let cores: CpuSet = vm.cores.iter().copied().collect();
     let delay = vm.packet_delay.as_ref();
     let text = |ns: Option<u64>| ns.map_or_else(|| "-".to_owned(), rounded);
     vec![
-        if unique {
-            vm.name.clone()
-        } else {
-            vm.id.clone()
-        },
+        shown_name(vm, list),
         format!("{class}{chosen}"),
         vm.scheduled_by.clone(),
         cores_text(&cores),

@@ -5,8 +5,9 @@ use serde::Serialize;
 use viola_proto::lanes::{Lanes, Nic};
 use viola_proto::pipe::status::{PipeVm, Pipes};
 use viola_proto::vread::{Datanode, Reader, Vread};
-use viola_proto::{Class, VmList, VmReport};
+use viola_proto::{VmList, VmReport};
 
+use super::vms::{class_text, has_own_name, shown_name};
 use super::vread::{row, size};
 use crate::args;
 use viola_cli::client::Client;
@@ -80,8 +81,8 @@ impl Host {
     }
 
     fn of(&self, vm: &VmReport) -> Vec<Reason> {
-        let is_unique = self.vms.vms.iter().filter(|o| o.name == vm.name).count() == 1;
-        let name = if is_unique { &vm.name } else { &vm.id };
+        let is_unique = has_own_name(vm, &self.vms);
+        let name = shown_name(vm, &self.vms);
         let is_it = |id: &str, other: &str| id == vm.id || (is_unique && other == vm.name);
         let datanodes = self
             .vread
@@ -109,16 +110,11 @@ impl Host {
 type Said = (&'static str, String, String);
 
 fn slices(vm: &VmReport) -> Said {
-    let class = match vm.class {
-        Class::Ls => "ls",
-        Class::Batch => "batch",
-        Class::Turbo => "turbo",
-    };
     let said = [&vm.why].into_iter().chain(&vm.remarks).chain(&vm.advice);
     let why: Vec<&str> = said.map(String::as_str).filter(|s| !s.is_empty()).collect();
     (
         "slices",
-        format!("class {class}, {}", vm.scheduled_by),
+        format!("class {}, {}", class_text(vm.class), vm.scheduled_by),
         why.join("; "),
     )
 }
@@ -160,6 +156,7 @@ fn lane(nic: &Nic) -> Said {
 mod tests {
     use super::*;
     use viola_daemon::testing::view;
+    use viola_proto::Class;
 
     fn host() -> Host {
         let mut vms = view(&["db01", "web"]).vms;

@@ -14,8 +14,6 @@ mod samples;
 mod show;
 mod windows;
 
-use std::time::Duration;
-
 use viola_proto::{Class, ClassSetting, Stage, Status, VmList, VmReport};
 
 use crate::PROGRAM;
@@ -24,9 +22,11 @@ use samples::Samples;
 use viola_cli::client::Client;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
-use viola_cli::quantities::{duration, quoted, rounded};
+use viola_cli::quantities::{duration, rounded};
 use viola_cli::table::{note, print, print_json};
-use windows::{Ended, WINDOW};
+use viola_daemon::vms::find;
+use viola_daemon::vms::report::class_text;
+use windows::{WINDOW, Windows};
 
 /// Fewest pairs of windows that can show a difference (`viola_policy::compare`).
 const MIN_PAIRS: u32 = 8;
@@ -47,17 +47,21 @@ pub fn run(args: &args::Try) -> Outcome {
         &format!(
             "{}: class {} against class batch, {pairs} pairs of windows of {} s, {} in all; Ctrl-C ends it earlier",
             names.join(", "),
-            class_name(class),
+            class_text(class),
             WINDOW.as_secs(),
             rounded(time.as_nanos() as u64),
         ),
     );
     let mut samples = Samples::new(&list, &tried);
-    let ended = windows::measure(&client, &tried, class, pairs, &mut samples)?;
-    if let Ended::Early(why) = &ended {
-        note(PROGRAM, why);
+    let windows = Windows {
+        client: &client,
+        tried: &tried,
+        class,
+    };
+    if let Some(why) = windows.measure(pairs, &mut samples)? {
+        note(PROGRAM, &why);
     }
-    let report = samples.report(class_name(class));
+    let report = samples.report(class_text(class));
     if report.pairs < MIN_PAIRS as usize {
         return Err(Failure::run(format!(
             "{} pairs of windows are too few to tell chance from effect; {MIN_PAIRS} are the least",
@@ -106,33 +110,12 @@ fn chosen<'a>(list: &'a VmList, names: &[String]) -> Outcome<Vec<&'a VmReport>> 
             )),
         };
     }
-    let find = |name: &String| {
-        let mut found = list
-            .vms
-            .iter()
-            .filter(|vm| vm.name == *name || vm.id == *name);
-        match (found.next(), found.next()) {
-            (Some(vm), None) => Ok(vm),
-            (Some(_), Some(_)) => Err(Failure::usage(format!(
-                "several VMs are called {}; use an identity of viola vms --json",
-                quoted(name)
-            ))),
-            (None, _) => Err(Failure::usage(format!(
-                "no VM {} is on this host; viola vms lists them",
-                quoted(name)
-            ))),
-        }
+    let known = list.vms.iter().map(|vm| (vm.name.as_str(), vm.id.as_str()));
+    let find = |name: &String| match find::find(known.clone(), name) {
+        Ok(at) => Ok(&list.vms[at]),
+        Err(e) => Err(Failure::usage(e.answer(name).1.error)),
     };
     names.iter().map(find).collect()
-}
-
-fn class_name(class: ClassSetting) -> &'static str {
-    match class {
-        ClassSetting::Turbo => "turbo",
-        ClassSetting::Auto => "auto",
-        ClassSetting::Batch => "batch",
-        ClassSetting::Ls => "ls",
-    }
 }
 
 /// Whether the VM has the class of a window, and viola schedules it so.
@@ -143,19 +126,6 @@ fn has_class(vm: &VmReport, class: ClassSetting) -> bool {
         ClassSetting::Batch => vm.class == Class::Batch,
         ClassSetting::Turbo => vm.class == Class::Turbo && is_scheduled,
         ClassSetting::Auto => true,
-    }
-}
-
-/// Sleeps for this time, or until a signal asks the command to end.
-fn sleep(time: Duration) {
-    const SIGNAL_POLL_INTERVAL: Duration = Duration::from_millis(100);
-    let end = std::time::Instant::now() + time;
-    loop {
-        let left = end.saturating_duration_since(std::time::Instant::now());
-        if left.is_zero() || interrupt::asked() {
-            return;
-        }
-        std::thread::sleep(left.min(SIGNAL_POLL_INTERVAL));
     }
 }
 

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use viola_policy::compare::{Comparison, Estimate};
 use viola_proto::{Delay, VmList, VmReport};
+use viola_report::stats::Sorted;
 
 use super::MIN_PAIRS;
 
@@ -65,11 +66,10 @@ impl Figure {
         let Estimate {
             ratio,
             interval: (low, high),
-            ..
         } = self.comparison.estimate(ERROR)?;
         Some(Compared {
-            without: median(&self.without),
-            with: median(&self.with),
+            without: median(&self.without)?,
+            with: median(&self.with)?,
             ratio,
             low,
             high,
@@ -202,7 +202,7 @@ impl Samples {
         let tried = self.vms.iter().filter(|vm| vm.tried);
         let one = |vm: &VmSamples| {
             let p99 = &vm.delays().p99;
-            let ratio = match (median_of(&p99.without), median_of(&p99.with)) {
+            let ratio = match (median(&p99.without), median(&p99.with)) {
                 (Some(without), Some(with)) => format!("p99 {:.2}x", with / without),
                 _ => "too few packets".into(),
             };
@@ -229,20 +229,8 @@ impl Samples {
     }
 }
 
-fn median_of(values: &[f64]) -> Option<f64> {
-    (!values.is_empty()).then(|| median(values))
-}
-
-/// The median; 0 of nothing.
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match (sorted.len() % 2, sorted.get(middle)) {
-        (_, None) => 0.0,
-        (0, Some(upper)) => f64::midpoint(sorted[middle - 1], *upper),
-        (_, Some(middle)) => *middle,
-    }
+fn median(values: &[f64]) -> Option<f64> {
+    Sorted::new(values.to_vec()).median()
 }
 
 #[cfg(test)]

@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use viola_proto::{Change, ClassSetting, VmList, VmReport};
 
+use super::has_class;
 use super::samples::{Samples, WindowSample};
-use super::{class_name, has_class, sleep};
 use crate::PROGRAM;
 use viola_cli::client::{Client, ClientError, segment};
 use viola_cli::error::Outcome;
 use viola_cli::interrupt;
 use viola_cli::table::note;
+use viola_daemon::vms::report::class_text;
 
 /// Length of a window: the daemon shows delays of the last 10 s, its view is up to a second old, and a new class is in force
 /// within a second.
@@ -23,130 +24,118 @@ const GRACE_SECONDS: u32 = 8;
 /// Interval at which CPU times are read: the daemon shows those of the last second.
 const READ_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How the windows ended.
-pub enum Ended {
-    /// All pairs were measured.
-    Whole,
-    /// The trial ended early, for this reason.
-    Early(String),
+/// Figures of all VMs in one window by their identities, or why the trial ends in it.
+type Window = Result<BTreeMap<String, WindowSample>, String>;
+
+/// The windows of a trial.
+pub struct Windows<'a> {
+    /// The daemon.
+    pub client: &'a Client,
+    /// The VMs whose class changes.
+    pub tried: &'a [&'a VmReport],
+    /// The class that is compared with batch.
+    pub class: ClassSetting,
 }
 
-/// Result of one window.
-enum Window {
-    Measured(BTreeMap<String, WindowSample>),
-    Ended(String),
-}
-
-/// Measures pairs of windows. Whatever happens, the daemon puts the classes back.
-pub fn measure(
-    client: &Client,
-    tried: &[&VmReport],
-    class: ClassSetting,
-    pairs: u32,
-    samples: &mut Samples,
-) -> Outcome<Ended> {
-    let ended = pairs_of_windows(client, tried, class, pairs, samples);
-    // Ends the last window's class now. A daemon that does not answer ends it when its time is over.
-    for vm in tried {
-        let _ = set(client, vm, class, 0);
+impl Windows<'_> {
+    /// Measures pairs of windows. Returns why the trial ended early, if it did. Whatever happens, the daemon puts the classes back.
+    pub fn measure(&self, pairs: u32, samples: &mut Samples) -> Outcome<Option<String>> {
+        let ended = self.pairs(pairs, samples);
+        // Ends the last window's class now. A daemon that does not answer ends it when its time is over.
+        for vm in self.tried {
+            let _ = self.set(vm, self.class, 0);
+        }
+        ended
     }
-    ended
-}
 
-fn pairs_of_windows(
-    client: &Client,
-    tried: &[&VmReport],
-    class: ClassSetting,
-    pairs: u32,
-    samples: &mut Samples,
-) -> Outcome<Ended> {
-    for pair in 1..=pairs {
-        let order = match drawn() {
-            true => [ClassSetting::Batch, class],
-            false => [class, ClassSetting::Batch],
+    fn pairs(&self, pairs: u32, samples: &mut Samples) -> Outcome<Option<String>> {
+        for pair in 1..=pairs {
+            let mut order = [ClassSetting::Batch, self.class];
+            if drawn() {
+                order.reverse();
+            }
+            let (mut without, mut with) = (BTreeMap::new(), BTreeMap::new());
+            for side in order {
+                let measured = match self.window(side)? {
+                    Ok(measured) => measured,
+                    Err(why) => return Ok(Some(why)),
+                };
+                match side {
+                    ClassSetting::Batch => without = measured,
+                    _ => with = measured,
+                }
+            }
+            samples.add(&without, &with);
+            note(
+                PROGRAM,
+                &format!("pair {pair} of {pairs}: {}", samples.so_far()),
+            );
+        }
+        Ok(None)
+    }
+
+    /// Gives the VMs a class for a window, and measures all VMs meanwhile.
+    fn window(&self, class: ClassSetting) -> Outcome<Window> {
+        let lease = WINDOW.as_secs() as u32 + GRACE_SECONDS;
+        for vm in self.tried {
+            match self.set(vm, class, lease) {
+                Ok(_) => {}
+                Err(ClientError::Refused { status: 404, .. }) => {
+                    return Ok(Err(format!("{} is gone", vm.name)));
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+        let end = Instant::now() + WINDOW;
+        let mut used: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        loop {
+            interrupt::sleep(READ_INTERVAL.min(end.saturating_duration_since(Instant::now())));
+            if interrupt::asked() {
+                return Ok(Err("ended by a signal".into()));
+            }
+            let list: VmList = self.client.get("/vms")?;
+            for vm in &list.vms {
+                used.entry(vm.id.clone()).or_default().push(vm.used);
+            }
+            if Instant::now() >= end {
+                let lacking = self.tried.iter().find(|vm| {
+                    let now = list.vms.iter().find(|now| now.id == vm.id);
+                    now.is_none_or(|now| !has_class(now, class))
+                });
+                if let Some(vm) = lacking {
+                    return Ok(Err(format!(
+                        "{} was not in class {} at the end of a window; viola why {} may show the reason",
+                        vm.name,
+                        class_text(class),
+                        vm.name
+                    )));
+                }
+                let sample = |vm: &VmReport| {
+                    // The first second belongs to the change of classes.
+                    let read = used
+                        .get(&vm.id)
+                        .map_or(&[][..], |read| &read[1.min(read.len())..]);
+                    (vm.id.clone(), WindowSample::of(vm, read))
+                };
+                return Ok(Ok(list.vms.iter().map(sample).collect()));
+            }
+        }
+    }
+
+    fn set(
+        &self,
+        vm: &VmReport,
+        class: ClassSetting,
+        seconds: u32,
+    ) -> Result<VmReport, ClientError> {
+        let change = Change {
+            class: Some(class),
+            for_s: Some(seconds),
+            ..Change::default()
         };
-        let mut of = Vec::new();
-        for side in order {
-            match window(client, tried, side)? {
-                Window::Measured(window) => of.push(window),
-                Window::Ended(why) => return Ok(Ended::Early(why)),
-            }
-        }
-        let (Some(second), Some(first)) = (of.pop(), of.pop()) else {
-            continue;
-        };
-        match order[0] == ClassSetting::Batch {
-            true => samples.add(&first, &second),
-            false => samples.add(&second, &first),
-        }
-        note(
-            PROGRAM,
-            &format!("pair {pair} of {pairs}: {}", samples.so_far()),
-        );
+        let path = format!("/vms/{}", segment(&vm.id));
+        self.client.patch(&path, &change)
     }
-    Ok(Ended::Whole)
-}
-
-/// Gives the VMs a class for a window, and measures all VMs meanwhile.
-fn window(client: &Client, tried: &[&VmReport], class: ClassSetting) -> Outcome<Window> {
-    let lease = WINDOW.as_secs() as u32 + GRACE_SECONDS;
-    for vm in tried {
-        match set(client, vm, class, lease) {
-            Ok(_) => {}
-            Err(ClientError::Refused { status: 404, .. }) => {
-                return Ok(Window::Ended(format!("{} is gone", vm.name)));
-            }
-            Err(e) => return Err(e.into()),
-        }
-    }
-    let end = Instant::now() + WINDOW;
-    let mut used: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-    loop {
-        sleep(READ_INTERVAL.min(end.saturating_duration_since(Instant::now())));
-        if interrupt::asked() {
-            return Ok(Window::Ended("ended by a signal".into()));
-        }
-        let list: VmList = client.get("/vms")?;
-        for vm in &list.vms {
-            used.entry(vm.id.clone()).or_default().push(vm.used);
-        }
-        if Instant::now() >= end {
-            let lacking = tried.iter().find(|vm| {
-                let now = list.vms.iter().find(|now| now.id == vm.id);
-                now.is_none_or(|now| !has_class(now, class))
-            });
-            if let Some(vm) = lacking {
-                return Ok(Window::Ended(format!(
-                    "{} was not in class {} at the end of a window; viola why {} may show the reason",
-                    vm.name,
-                    class_name(class),
-                    vm.name
-                )));
-            }
-            let sample = |vm: &VmReport| {
-                // The first second belongs to the change of classes.
-                let read = used
-                    .get(&vm.id)
-                    .map_or(&[][..], |read| &read[1.min(read.len())..]);
-                (vm.id.clone(), WindowSample::of(vm, read))
-            };
-            return Ok(Window::Measured(list.vms.iter().map(sample).collect()));
-        }
-    }
-}
-
-fn set(
-    client: &Client,
-    vm: &VmReport,
-    class: ClassSetting,
-    seconds: u32,
-) -> Result<VmReport, ClientError> {
-    let change = Change {
-        class: Some(class),
-        for_s: Some(seconds),
-        ..Change::default()
-    };
-    client.patch(&format!("/vms/{}", segment(&vm.id)), &change)
 }
 
 /// Tosses a coin.

@@ -152,24 +152,20 @@ impl Classes {
             rounded(before),
             rounded(after)
         );
-        if let Some(loss) = neighbours::harmed(&trial.neighbours, &(o.neighbours)()) {
-            state.last_change = loss;
-            state.chosen = Class::Batch;
-            state.banned_until = o.at + RETRIAL_DELAY;
-            let loss = &state.last_change;
-            return Some(format!(
-                "class batch (auto, was ls): it harmed a neighbour, {loss}"
-            ));
-        }
-        state.last_change.clone_from(&change);
-        if after as f64 <= before as f64 * MAX_WAIT_RATIO {
-            return Some(format!("stays class ls (auto): {change}"));
-        }
+        let loss = neighbours::harmed(&trial.neighbours, &(o.neighbours)());
+        let has_helped = after as f64 <= before as f64 * MAX_WAIT_RATIO;
+        let (taken_back, found) = match loss {
+            Some(loss) => (Some("it harmed a neighbour"), loss),
+            None if has_helped => (None, change),
+            None => (Some("it did not help"), change),
+        };
+        state.last_change.clone_from(&found);
+        let Some(why) = taken_back else {
+            return Some(format!("stays class ls (auto): {found}"));
+        };
         state.chosen = Class::Batch;
         state.banned_until = o.at + RETRIAL_DELAY;
-        Some(format!(
-            "class batch (auto, was ls): it did not help, {change}"
-        ))
+        Some(format!("class batch (auto, was ls): {why}, {found}"))
     }
 
     /// The operator has set the class, so a trial ends.
