@@ -157,8 +157,7 @@ static __always_inline int remove_runnable(struct thread *t)
 	return cv && __sync_fetch_and_add(&cv->runnable, -1) == 1;
 }
 
-/* Global functions: the verifier examines each once, not on every path that leads to a call. */
-__noinline int count_delays(u32 vm, u64 now)
+__subprog int count_delays(u32 vm, u64 now)
 {
 	struct vm_delay *d = vm_delay(vm);
 
@@ -167,7 +166,7 @@ __noinline int count_delays(u32 vm, u64 now)
 	return 0;
 }
 
-__noinline int count_packet(u32 vm, u64 now)
+__subprog int count_packet(u32 vm, u64 now)
 {
 	struct vm_delay *d = vm_delay(vm);
 

@@ -11,7 +11,7 @@
 #endif
 
 /* Index of the highest bit set, 0 for 0. */
-static __always_inline u32 highest_bit(u64 v)
+__subprog u32 highest_bit(u64 v)
 {
 	u32 r = 0;
 
@@ -24,7 +24,7 @@ static __always_inline u32 highest_bit(u64 v)
 	return r;
 }
 
-static __always_inline u32 bucket(u64 ns)
+__subprog u32 bucket(u64 ns)
 {
 	u32 octave, b;
 

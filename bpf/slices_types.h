@@ -41,13 +41,10 @@ extern void bpf_iter_num_destroy(struct bpf_iter_num *it) __weak __ksym;
 	     *started_ __attribute__((unused)) =							\
 		     (bpf_iter_num_new(&it_, 0, (n)), (void)bpf_iter_num_destroy, (void *)0);		\
 	     ({ int *at_ = bpf_iter_num_next(&it_); at_ && ((i) = *at_, 1); });)
-/* Not static: the verifier examines it once, not at each call. */
-#define __subprog __attribute__((noinline))
 #define __arg_nonnull __attribute__((btf_decl_tag("arg:nonnull")))
 #define __inline_fn static inline __attribute__((always_inline))
 #else
 #define each(i, n) for ((i) = 0; (i) < (n); (i)++)
-#define __subprog static
 #define __arg_nonnull
 #define __inline_fn static inline
 #endif

@@ -23,4 +23,11 @@ typedef u32 __wsum;
 #define __always_inline inline __attribute__((always_inline))
 #endif
 
+/* A function that the verifier examines once, not on every path that leads to a call: it is global in BPF. */
+#ifdef __bpf__
+#define __subprog __attribute__((noinline))
+#else
+#define __subprog static
+#endif
+
 #endif
