@@ -11,6 +11,7 @@
 //! | [`place`] | which vCPU runs on which core |
 //! | [`lanes`] | which VMs hold the few virtual functions of a NIC |
 //! | [`compare`] | whether a change made a difference, from windows without and with it |
+//! | [`trial`] | whether a change stays: pairs of windows, and a test after some of them |
 //! | [`pipes`] | how much the host may send on behalf of a VM |
 
 mod hysteresis;
@@ -21,4 +22,5 @@ pub mod lanes;
 pub mod pipes;
 pub mod place;
 pub mod slices;
+pub mod trial;
 pub mod turbo;
