@@ -73,6 +73,26 @@ impl Histogram {
         None
     }
 
+    /// The mean (ns) of the longest times: of the fraction `part` (0..=1) of all. `None` without times.
+    ///
+    /// The times of a bucket that belongs to it only in part count with the bucket's mean, so the result is not too long.
+    pub fn tail_mean(&self, part: f64) -> Option<f64> {
+        let wanted = part.clamp(0.0, 1.0) * self.count() as f64;
+        let (mut number, mut sum) = (0.0, 0.0);
+        for (&count, &of) in self.counts.iter().zip(&self.sums).rev() {
+            if count == 0 {
+                continue;
+            }
+            let taken = (count as f64).min(wanted - number);
+            sum += of as f64 * taken / count as f64;
+            number += taken;
+            if number >= wanted {
+                break;
+            }
+        }
+        (number > 0.0).then(|| sum / number)
+    }
+
     /// How many times are shorter than `ns`, which is a bound between two buckets.
     pub fn count_below(&self, ns: u64) -> u64 {
         let is_below = |(b, _): &(usize, &u64)| bucket_bounds(*b).1 <= ns;

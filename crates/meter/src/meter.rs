@@ -4,6 +4,7 @@
 mod delays;
 mod groups;
 mod packets;
+mod readings;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,6 +19,7 @@ use groups::{
 };
 pub use packets::Unseen;
 use packets::WatchedNics;
+pub use readings::{Span, VmCounters};
 
 /// Minimum number of snapshots that the history keeps, once so many were taken.
 pub const MIN_HISTORY: usize = 50;

@@ -34,6 +34,20 @@ proptest! {
     }
 
     #[test]
+    fn the_mean_of_the_longest_is_at_most_a_quarter_octave_too_short(mut times in times(), part in 0.01..=1.0_f64) {
+        let histogram = waits(&times, 1).histogram;
+        times.sort_unstable_by(|a, b| b.cmp(a));
+        let wanted = part * times.len() as f64;
+        let weight = |i: usize| (wanted - i as f64).clamp(0.0, 1.0);
+        let sum: f64 = times.iter().enumerate().map(|(i, t)| *t as f64 * weight(i)).sum();
+        let (exact, got) = (sum / wanted, histogram.tail_mean(part).unwrap());
+        // The first bucket begins at 0, so a time in it may be off by its length.
+        prop_assert!(got <= exact * 1.000_001 && got >= exact / 1.26 - 1_024.0, "{got}, exact {exact}");
+        let mean = times.iter().sum::<u64>() as f64 / times.len() as f64;
+        prop_assert!((histogram.tail_mean(1.0).unwrap() - mean).abs() <= mean * 1e-9);
+    }
+
+    #[test]
     fn a_residual_wait_is_in_the_bucket_of_the_exact_value_and_not_shorter(
         times in times(), idle in 0.0..3.0_f64, q in 0.0..=1.0_f64,
     ) {

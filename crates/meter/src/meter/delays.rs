@@ -19,7 +19,7 @@ pub struct Delays {
 
 impl Meter {
     /// The accounting program and a VM; `None` for a VM that is not followed, and without the program.
-    fn counted(&self, id: &VmId) -> Option<(&Acct, &TrackedVm)> {
+    pub(super) fn counted(&self, id: &VmId) -> Option<(&Acct, &TrackedVm)> {
         match &self.source {
             TimeSource::Acct(acct) => Some((acct, self.vms.get(id)?)),
             TimeSource::SchedStat => None,
