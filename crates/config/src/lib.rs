@@ -88,6 +88,19 @@ pub(crate) struct Conflict {
     pub(crate) what: String,
 }
 
+/// What viola does for VMs that have no class.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Auto {
+    /// Nothing.
+    Off,
+    /// It says which VM would gain.
+    #[default]
+    Advise,
+    /// It tries class ls, and keeps it where it helps and harms no other VM.
+    On,
+}
+
 /// The whole configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -98,6 +111,9 @@ pub struct Config {
     /// Its text, in which errors find their line.
     #[serde(skip)]
     text: String,
+    /// What viola does for VMs that have no class; [`Config::auto`] also takes the former name.
+    #[serde(default)]
+    auto: Auto,
     /// `[daemon]`
     #[serde(default)]
     pub daemon: Daemon,
@@ -122,6 +138,14 @@ pub struct Config {
 }
 
 impl Config {
+    /// What viola does for VMs that have no class.
+    pub fn auto(&self) -> Auto {
+        match self.slices.auto {
+            true => Auto::On,
+            false => self.auto,
+        }
+    }
+
     /// Reads and parses a file.
     ///
     /// # Errors

@@ -14,7 +14,13 @@ const HEAD: &str = "\
 `/etc/viola/viola.toml` holds the daemon's configuration. viola refuses unknown keys; `viola check --config FILE` validates
 a file; `systemctl reload viola` makes the daemon read it again. Durations need their unit: us, ms, s, m or h. A value in
 parentheses is an example of a key that has no default. Former names are read too: `heavy` for `heavy_freq`
-and `patience` for `release_timeout` in `[lanes]`, `most` for `max_connections` in `[vm.pipe]`.
+and `patience` for `release_timeout` in `[lanes]`, `most` for `max_connections` in `[vm.pipe]`, and `auto = true` in
+`[slices]` for `auto = \"on\"` at the top.
+
+## Above all tables
+
+| key | default | meaning |
+|---|---|---|
 ";
 
 /// A comment, and the keys that it describes with their values.

@@ -78,7 +78,7 @@ pub struct Slices {
         deserialize_with = "some_duration::<_, { *BATCH_SLICE.start() }, { *BATCH_SLICE.end() }>"
     )]
     pub batch_slice: Option<u64>,
-    /// Whether the classifier chooses the class of VMs that have none configured.
+    /// Former name of `auto` at the top: true is on, false says nothing.
     pub auto: bool,
     /// Whether slots are used on a host that `viola check` finds unfit for them.
     pub force: bool,

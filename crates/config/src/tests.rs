@@ -93,7 +93,7 @@ fn an_unknown_key_is_named_with_its_line_and_those_allowed() {
         "{s}"
     );
     assert!(said("[slice]\n").starts_with(
-        "v.toml:1: unknown key slice; allowed are daemon, slices, turbo, vread, lanes, launcher, vm"
+        "v.toml:1: unknown key slice; allowed are auto, daemon, slices, turbo, vread, lanes, launcher, vm"
     ));
     assert!(said("[[vm]]\nname = \"a\"\nprio = 3").starts_with("v.toml:3: unknown key prio"));
 }

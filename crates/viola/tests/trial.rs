@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola try` on real VMs. Needs root, the lab's image and a host where slots may run.
+//! `viola try` and class auto on real VMs. Needs root, the lab's image and a host where slots may run.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -17,6 +17,68 @@ const LENGTH: Duration = Duration::from_secs(192);
 /// The daemon ends a window's class this long after its last change at the latest, with a second for the change itself.
 const LEASE: Duration = Duration::from_secs(22);
 
+/// Pings of a VM with gaps of 4 to 12 ms, for so long.
+fn pings(length: Duration) -> Ping {
+    let every = Duration::from_millis(8);
+    Ping {
+        count: (length.as_millis() / every.as_millis()) as usize,
+        interval: (every / 2, every * 3 / 2),
+        ..Ping::default()
+    }
+}
+
+#[test]
+#[ignore = "a test bed: make test-beds"]
+fn class_auto_is_proved_and_no_kill_leaves_half_a_trial() {
+    let hogs = [("va", HOG), ("vb", HOG), ("vc", HOG)];
+    let mut rig = Rig::boot(&hogs, "[[vm]]\nname = \"va\"\nclass = \"auto\"");
+    let to = rig.guest("va").address().unwrap();
+    let said = |rig: &Rig, what: &str| rig.daemon.log().matches(what).count();
+    let class = |rig: &Rig| {
+        let list: VmList = rig.daemon.json(&["vms"]);
+        let va = list.vms.iter().find(|vm| vm.name == "va");
+        va.map(|vm| vm.class)
+    };
+    ping(&rig.lab, to, &pings(Duration::from_secs(20))).unwrap();
+    assert_eq!(
+        said(&rig, "tries class ls (auto)"),
+        1,
+        "{}",
+        rig.daemon.log()
+    );
+    within(Duration::from_secs(8), "a window of class ls", || {
+        class(&rig) == Some(Class::Ls) && rig.all_by_slots()
+    });
+    // In the middle of a trial: the VMs are stock, and the next daemon begins with class batch and a new trial.
+    rig.daemon.kill();
+    rig.assert_stock_within(Duration::from_secs(5));
+    rig.daemon.restart();
+    assert_ne!(class(&rig), Some(Class::Ls));
+    let found = "class ls (auto): the delay of its slowest packets is 0.";
+    for _ in 0..6 {
+        if said(&rig, found) == 0 {
+            ping(&rig.lab, to, &pings(Duration::from_secs(30))).unwrap();
+        }
+    }
+    assert_eq!(said(&rig, found), 1, "{}", rig.daemon.log());
+    assert_eq!(
+        said(&rig, "tries class ls (auto)"),
+        2,
+        "{}",
+        rig.daemon.log()
+    );
+    let why = stdout(&rig.daemon.ask(&["why", "va"]));
+    println!("{why}{}", rig.daemon.log());
+    assert!(why.contains("that of class batch, in "), "{why}");
+    // What was proved holds in the next daemon at once.
+    rig.daemon.kill();
+    rig.daemon.restart();
+    within(Duration::from_secs(5), "class ls again", || {
+        class(&rig) == Some(Class::Ls) && rig.all_by_slots()
+    });
+    assert_eq!(said(&rig, "tries class ls"), 2, "{}", rig.daemon.log());
+}
+
 #[test]
 #[ignore = "a test bed: make test-beds"]
 fn a_trial_finds_the_gain_of_a_vm_and_no_loss_of_others_and_leaves_nothing_behind() {
@@ -27,12 +89,7 @@ fn a_trial_finds_the_gain_of_a_vm_and_no_loss_of_others_and_leaves_nothing_behin
         ["va", "vb", "vc"].into_iter().all(is_found)
     });
     let to = rig.guest("va").address().unwrap();
-    let every = Duration::from_millis(8);
-    let options = Ping {
-        count: ((LENGTH.as_millis() + 8_000) / every.as_millis()) as usize,
-        interval: (every / 2, every * 3 / 2),
-        ..Ping::default()
-    };
+    let options = pings(LENGTH + Duration::from_secs(8));
     let done = std::thread::scope(|scope| {
         let pings = scope.spawn(|| ping(&rig.lab, to, &options).unwrap());
         let done = rig.daemon.ask(&["try", "va", "--for", "192s", "--json"]);

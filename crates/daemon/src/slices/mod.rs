@@ -75,7 +75,7 @@ impl Slices {
         Self {
             mechanism: support.choose(&inputs.facts, &inputs.config.slices),
             support,
-            classes: Classes::default(),
+            classes: Classes::new(&inputs.config.daemon.state_dir),
             placement: Placement::default(),
             engine,
             allowed: BTreeMap::new(),

@@ -13,6 +13,7 @@ use crate::vms::Inputs;
 use crate::vms::recent::Recent;
 use crate::vms::report::{VmState, reports, turns};
 use crate::vms::settings::Controls;
+use viola_config::Auto;
 
 impl Slices {
     /// A report of each VM, by identity.
@@ -51,7 +52,10 @@ impl Slices {
                     (controls.class.value, controls.class.source),
                     advice,
                 ),
-                advice: self.classes.advice(vm, setting, wait(vm), advice),
+                advice: match inputs.config.auto() {
+                    Auto::Off => None,
+                    _ => self.classes.advice(vm, setting, wait(vm), advice),
+                },
             }
         });
         reports(states.collect(), meter, recent)

@@ -16,7 +16,7 @@ use viola_proto::lanes::{LaneChange, LaneSetting};
 use viola_proto::{Change, ClassSetting, Source};
 
 use viola_cli::quantities::{self, DEFAULT_MICROSLICE};
-use viola_config::Config;
+use viola_config::{Auto, Config};
 
 /// Longest time for which a class may be set, seconds.
 const MAX_TEMPORARY_SECONDS: u32 = (*quantities::TEMPORARY.end() / 1_000_000_000) as u32;
@@ -188,10 +188,9 @@ impl Settings {
         ];
         let group = vm.cgroup.as_ref();
         let class = first(&layers, |s| s.class).unwrap_or(Setting {
-            value: if config.slices.auto {
-                ClassSetting::Auto
-            } else {
-                ClassSetting::Batch
+            value: match config.auto() {
+                Auto::On => ClassSetting::Auto,
+                Auto::Advise | Auto::Off => ClassSetting::Batch,
             },
             source: Source::Default,
         });

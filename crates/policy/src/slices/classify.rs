@@ -189,9 +189,14 @@ pub struct Classifier {
 impl Classifier {
     /// A classifier for a VM that starts as a batch VM, as all VMs do (section 2.4).
     pub fn new(thresholds: Thresholds) -> Self {
+        Self::with_class(thresholds, Class::Batch)
+    }
+
+    /// A classifier for a VM that starts with this class.
+    pub fn with_class(thresholds: Thresholds, class: Class) -> Self {
         Self {
             thresholds,
-            class: Hysteresis::new(Class::Batch),
+            class: Hysteresis::new(class),
         }
     }
 

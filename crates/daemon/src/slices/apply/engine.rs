@@ -47,6 +47,8 @@ pub struct Engine {
     pub pins: Pins,
     /// Failures of the mechanism.
     pub retry: Retry,
+    /// Whether the next plan is put in force without log lines.
+    pub is_quiet: bool,
 }
 
 impl Engine {
@@ -60,6 +62,7 @@ impl Engine {
             ready: None,
             applied: Plan::default(),
             dry_run_plan: Plan::default(),
+            is_quiet: false,
             must_reapply: false,
             core_health: Vec::new(),
             cpu_read: None,
@@ -221,12 +224,9 @@ impl Engine {
         }
         self.pins.set_hold_cores(hold_cores(&draft.plan, vms));
         let pinned = self.pins.apply(&draft.pins, vms)?;
-        for id in &pinned.changed {
-            log::about(
-                Level::Notice,
-                id,
-                changes::pinned_text(&draft.pins, vms, id),
-            );
+        for id in pinned.changed.iter().filter(|_| !self.is_quiet) {
+            let what = changes::pinned_text(&draft.pins, vms, id);
+            log::about(Level::Notice, id, what);
         }
         if !pinned.refused.is_empty() {
             return Ok(pinned.refused);
@@ -243,7 +243,9 @@ impl Engine {
         }
         if let Some(mechanism) = self.mechanism.as_deref_mut() {
             mechanism.apply(&draft.plan, vms, acct)?;
-            changes::log(mechanism.name(), &self.applied, draft, vms);
+            if !self.is_quiet {
+                changes::log(mechanism.name(), &self.applied, draft, vms);
+            }
         }
         self.must_reapply = false;
         self.applied = draft.plan.clone();

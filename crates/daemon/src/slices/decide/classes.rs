@@ -1,36 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The class of each VM: what the operator set, or, for class auto, what the meter finds.
 //!
-//! A VM of class auto becomes latency-sensitive when the classifier says so and the model predicts shorter waits. One VM changes at
-//! a time, so that the effect of each change can be measured: by the delay of its packets if it got enough, else by its residual
-//! wait. If that did not become shorter, or packets of another VM of its core wait much longer, the VM becomes batch again and is
-//! not tried again for ten minutes.
+//! A VM of class auto is tried in class ls when the classifier says so and the model predicts shorter waits. One VM is tried at a
+//! time, in pairs of windows with and without the class ([`viola_policy::trial`]), on its own delay and on what all VMs of its core
+//! get. The class stays if the VM is found to gain and no other to lose. Otherwise the VM is batch again and is not tried again for
+//! ten minutes. What was found survives a restart of the daemon (`memory`).
+//!
+//! A class that stays is tried again after an hour, and when the delays have become longer than they were without it.
 
-mod neighbours;
+mod memory;
+mod trial;
 mod why;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use viola_host::{Vm, VmId};
-use viola_meter::{VmSample, WAIT_WINDOW_SECONDS};
+use viola_meter::VmSample;
 use viola_policy::slices::classify::{
     Advice, Classifier, Figure, Figures, Thresholds, Verdict, Window,
 };
 use viola_policy::slices::{Class, MS, Nanos};
+use viola_policy::trial::Finding;
 use viola_proto::ClassSetting;
 
-pub use neighbours::Neighbour;
+use self::memory::{Memory, Remembered};
+pub use self::trial::Counters;
+use self::trial::{Running, found};
 use viola_cli::error::one_line;
 use viola_cli::quantities::{percent, rounded};
 
 /// Shortest window of the classifier, ns.
 const WINDOW: Nanos = 100 * MS;
-/// Length of a trial, ns: after it, all waits that the meter remembers are from after the change.
-const TRIAL_TIME: Nanos = (WAIT_WINDOW_SECONDS as u64 + 2) * 1000 * MS;
-/// A change that did not help is tried again after this time, ns.
+/// Shortest time between two trials of a VM, ns.
 const RETRIAL_DELAY: Nanos = 600_000 * MS;
-/// A change has helped when the figure is at most this part of what it was before.
-const MAX_WAIT_RATIO: f64 = 0.75;
+/// A class that stays is tried again after this time, ns: the load may have become another.
+const STAY_TIME: Nanos = 3_600_000 * MS;
 
 /// State of one VM.
 #[derive(Debug)]
@@ -40,7 +45,10 @@ struct State {
     sums: WindowSums,
     /// Class while the setting is auto.
     chosen: Class,
-    banned_until: Nanos,
+    /// Time of its last trial's end, ns; `None` before the first one.
+    tried_at: Option<Nanos>,
+    /// What the VM's figure was without class ls, ns, if that class stays.
+    without: Option<(Figure, Nanos)>,
     /// End of the last window, ns.
     observed_at: Nanos,
     /// Why its last trial began, or what that trial found; empty before the first one.
@@ -57,22 +65,12 @@ struct WindowSums {
     packets: u64,
 }
 
-/// A change whose effect is being measured.
-#[derive(Debug)]
-struct Trial {
-    vm: VmId,
-    since: Nanos,
-    /// What is compared, and its value before the change, ns.
-    before: (Figure, Nanos),
-    /// The other VMs of its core before the change.
-    neighbours: Vec<Neighbour>,
-}
-
 /// The classes of all VMs.
 #[derive(Debug, Default)]
 pub struct Classes {
     vms: BTreeMap<VmId, State>,
-    trial: Option<Trial>,
+    trial: Option<Running>,
+    memory: Memory,
 }
 
 /// What the loop knows of a VM at the end of a window.
@@ -91,94 +89,141 @@ pub struct Observation<'a> {
     pub figures: Figures,
     /// What class ls would do for its waits; `None` without a mechanism.
     pub advice: Option<Advice>,
-    /// Reads the delays of the other VMs of its core, which is slow.
-    pub neighbours: &'a dyn Fn() -> Vec<Neighbour>,
+    /// Reads the counters of the VM and the other VMs of its core.
+    pub counters: &'a dyn Fn() -> Counters,
+    /// The name of a VM.
+    pub name: &'a dyn Fn(&VmId) -> String,
+}
+
+/// A VM has another class from now on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClassChange {
+    /// A line for the log; `None` within a trial.
+    pub line: Option<String>,
+}
+
+impl ClassChange {
+    fn logged(line: String) -> Option<Self> {
+        Some(Self { line: Some(line) })
+    }
 }
 
 impl Classes {
-    /// Takes what a VM did in a window. Returns a line for the log when its class changes.
-    pub fn observe(&mut self, o: &Observation<'_>) -> Option<String> {
-        let state = self.vms.entry(o.vm.id.clone()).or_insert_with(State::new);
+    /// No VM yet; what earlier daemons found is in `state_dir`.
+    pub fn new(state_dir: &Path) -> Self {
+        Self {
+            memory: Memory::read(state_dir),
+            ..Self::default()
+        }
+    }
+
+    /// Takes what a VM did in a window. Returns whether it has another class from now on.
+    pub fn observe(&mut self, o: &Observation<'_>) -> Option<ClassChange> {
+        let state = self.vms.entry(o.vm.id.clone()).or_insert_with(|| {
+            let remembered = self.memory.get(&o.vm.id);
+            State::remember(remembered, o.at)
+        });
         state.observed_at = o.at;
         state.add(o);
         if o.setting != ClassSetting::Auto {
-            self.reset(&o.vm.id);
+            self.cancel_trial(&o.vm.id);
             return None;
-        }
-        if self
-            .trial
-            .as_ref()
-            .is_some_and(|t| t.vm == o.vm.id && o.at >= t.since + TRIAL_TIME)
-        {
-            return self.end_trial_of(o);
         }
         let state = self.vms.get_mut(&o.vm.id)?;
         let verdict = state.verdict?;
-        match (state.chosen, verdict.class) {
-            (Class::Batch, Class::Ls) if self.trial.is_none() && o.at >= state.banned_until => {
-                let advice = o.advice.filter(Advice::is_worth_it)?;
-                let before = o.figures.best()?;
-                state.chosen = Class::Ls;
-                state.last_change = verdict.why.to_string();
-                self.trial = Some(Trial {
-                    vm: o.vm.id.clone(),
-                    since: o.at,
-                    before,
-                    neighbours: (o.neighbours)(),
-                });
-                Some(format!(
-                    "class ls (auto, was batch): {}; {advice}",
-                    verdict.why
-                ))
+        let is_tried = self.trial.as_ref().is_some_and(|t| t.vm == o.vm.id);
+        if verdict.class == Class::Batch {
+            if !is_tried && state.chosen == Class::Batch {
+                return None;
             }
-            (Class::Ls, Class::Batch) => {
-                state.chosen = Class::Batch;
-                self.cancel_trial(&o.vm.id);
-                Some(format!("class batch (auto, was ls): {}", verdict.why))
-            }
-            _ => None,
+            (state.chosen, state.without) = (Class::Batch, None);
+            state.last_change.clear();
+            self.cancel_trial(&o.vm.id);
+            self.memory.forget(&o.vm.id);
+            return ClassChange::logged(format!("class batch (auto, was ls): {}", verdict.why));
         }
+        if is_tried {
+            return self.step_trial(o);
+        }
+        self.begin_trial(o, verdict)
     }
 
-    /// Keeps the change under trial if it helped, and takes it back otherwise.
-    fn end_trial_of(&mut self, o: &Observation<'_>) -> Option<String> {
-        let trial = self.trial.take()?;
+    /// Begins a trial of class ls if the VM may gain by it, or if the class that it has may no longer help.
+    fn begin_trial(&mut self, o: &Observation<'_>, verdict: Verdict) -> Option<ClassChange> {
         let state = self.vms.get_mut(&o.vm.id)?;
-        let (figure, before) = trial.before;
-        // A VM without packets and waits proves nothing; the classifier decides about it.
-        let after = o.figures.get(figure)?;
-        let change = format!(
-            "its {figure} went from {} to {}",
-            rounded(before),
-            rounded(after)
-        );
-        let loss = neighbours::harmed(&trial.neighbours, &(o.neighbours)());
-        let has_helped = after as f64 <= before as f64 * MAX_WAIT_RATIO;
-        let (taken_back, found) = match loss {
-            Some(loss) => (Some("it harmed a neighbour"), loss),
-            None if has_helped => (None, change),
-            None => (Some("it did not help"), change),
+        if self.trial.is_some() || state.time_to_trial(o.at) > 0 {
+            return None;
+        }
+        let advice = o.advice?;
+        let (before, line) = match state.without.filter(|_| state.chosen == Class::Ls) {
+            None if !advice.is_worth_it() => return None,
+            None => {
+                state.last_change = verdict.why.to_string();
+                let line = format!("tries class ls (auto): {}; {advice}", verdict.why);
+                (o.figures.best()?, line)
+            }
+            Some((figure, without)) => {
+                let now = o.figures.get(figure)?;
+                let is_due = state.tried_at.is_none_or(|at| o.at >= at + STAY_TIME);
+                if now <= without && !is_due {
+                    return None;
+                }
+                let (now, was) = (rounded(now), rounded(without));
+                let line = format!(
+                    "tries class ls again (auto): its {figure} is {now}, and was {was} without"
+                );
+                ((figure, without), line)
+            }
         };
-        state.last_change.clone_from(&found);
-        let Some(why) = taken_back else {
-            return Some(format!("stays class ls (auto): {found}"));
-        };
-        state.chosen = Class::Batch;
-        state.banned_until = o.at + RETRIAL_DELAY;
-        Some(format!("class batch (auto, was ls): {why}, {found}"))
+        let trial = Running::begin(o.vm.id.clone(), before, o.at);
+        state.choose(trial.is_ls());
+        self.trial = Some(trial);
+        ClassChange::logged(line)
     }
 
-    /// The operator has set the class, so a trial ends.
-    fn reset(&mut self, id: &VmId) {
-        self.cancel_trial(id);
-        if let Some(state) = self.vms.get_mut(id) {
-            state.chosen = Class::Batch;
+    /// Lets the time of the trial go on. Keeps the class if the trial ends well, and takes it back otherwise.
+    fn step_trial(&mut self, o: &Observation<'_>) -> Option<ClassChange> {
+        let trial = self.trial.as_mut()?;
+        let state = self.vms.get_mut(&o.vm.id)?;
+        let Some(outcome) = trial.step(o.at, o.counters) else {
+            let has_changed = state.choose(trial.is_ls());
+            return has_changed.then_some(ClassChange { line: None });
+        };
+        let ((figure, without), compared) = (trial.before, trial.compared);
+        self.trial = None;
+        let stays = outcome.stays();
+        let found = found(&outcome, compared, o.name);
+        state.choose(stays);
+        let class = if stays { "ls" } else { "batch" };
+        let line = format!("class {class} (auto): {found}");
+        state.tried_at = Some(o.at);
+        state.without = stays.then_some((figure, without));
+        state.last_change.clone_from(&found);
+        let shares_its_name = o.vm.id.as_str().ends_with(&format!("@{}", o.vm.pid));
+        if outcome.finding != Finding::TooFewEvents && !shares_its_name {
+            let finding = Remembered {
+                stays,
+                found,
+                by_packets: figure == Figure::PacketDelay,
+                without_ns: without,
+            };
+            self.memory.set(&o.vm.id, finding);
+        }
+        ClassChange::logged(line)
+    }
+
+    /// Ends a trial without an outcome, since classes have no effect now. Its VM has the class from before it.
+    pub fn suspend(&mut self) {
+        if let Some(trial) = self.trial.take()
+            && let Some(state) = self.vms.get_mut(&trial.vm)
+        {
+            state.choose(state.without.is_some());
         }
     }
 
     fn cancel_trial(&mut self, id: &VmId) {
         if self.trial.as_ref().is_some_and(|t| t.vm == *id) {
-            self.trial = None;
+            self.suspend();
         }
     }
 
@@ -241,10 +286,46 @@ impl State {
             verdict: None,
             sums: WindowSums::default(),
             chosen: Class::Batch,
-            banned_until: 0,
+            tried_at: None,
+            without: None,
             observed_at: 0,
             last_change: String::new(),
         }
+    }
+
+    /// The state of a VM that appears at `at` (ns), with what its last trial found.
+    fn remember(remembered: Option<&Remembered>, at: Nanos) -> Self {
+        let Some(remembered) = remembered else {
+            return Self::new();
+        };
+        let mut state = Self::new();
+        state.tried_at = Some(at);
+        state.last_change.clone_from(&remembered.found);
+        if remembered.stays {
+            state.chosen = Class::Ls;
+            state.classifier = Classifier::with_class(Thresholds::default(), Class::Ls);
+            let figure = match remembered.by_packets {
+                true => Figure::PacketDelay,
+                false => Figure::ResidualWait,
+            };
+            state.without = Some((figure, remembered.without_ns));
+        }
+        state
+    }
+
+    /// Gives the VM class ls or batch. Returns whether it had the other one.
+    fn choose(&mut self, ls: bool) -> bool {
+        let class = match ls {
+            true => Class::Ls,
+            false => Class::Batch,
+        };
+        std::mem::replace(&mut self.chosen, class) != class
+    }
+
+    /// Time until the VM may be tried (again), ns.
+    fn time_to_trial(&self, at: Nanos) -> Nanos {
+        let next = self.tried_at.map_or(0, |tried| tried + RETRIAL_DELAY);
+        next.saturating_sub(at)
     }
 
     /// Adds to the window, and classifies when the window is full.

@@ -26,7 +26,7 @@ use crate::cores::{Candidate, PlanConfig, TurboConfig};
 use crate::turbo::Turbo;
 use crate::vms::settings::Controls;
 use crate::vms::{Inputs, recent};
-use classes::{Neighbour, Observation};
+use classes::{Counters, Observation};
 use placement::{NewPlacement, Placement};
 use plan::{CoreNote, Draft};
 use viola_cli::log::{self, Level};
@@ -88,12 +88,19 @@ impl Slices {
 
     /// Takes what each VM spent in a window; `true` when one of them has another class from now on.
     pub fn classify(&mut self, window: &Snapshot, inputs: &Inputs, meter: &Meter) -> bool {
-        let advice = match self.can_act(inputs) {
+        let advice = match self.can_act(inputs) && inputs.stopped.is_none() {
             true => self.advice(inputs, meter),
             // Nothing can be tried, so class auto stays as it is.
-            false => vec![None; inputs.vms().len()],
+            false => {
+                self.classes.suspend();
+                vec![None; inputs.vms().len()]
+            }
         };
-        let mut has_changed = false;
+        let name = |id: &VmId| {
+            let vm = inputs.vms().iter().find(|vm| vm.id == *id);
+            vm.map_or(id.to_string(), |vm| vm.name.clone())
+        };
+        let (mut has_changed, mut is_quiet) = (false, true);
         for (vm, advice) in inputs.vms().iter().zip(advice) {
             // Both are sorted by identity.
             let Ok(at) = window.vms.binary_search_by(|s| s.id.cmp(&vm.id)) else {
@@ -105,7 +112,7 @@ impl Slices {
                 ClassSetting::Auto => figures::all(meter, &vm.id),
                 _ => Figures::default(),
             };
-            let neighbours = || measured_neighbours(&self.placement, inputs.vms(), meter, &vm.id);
+            let counters = || counters(&self.placement, inputs.vms(), meter, &vm.id);
             let observation = Observation {
                 vm,
                 setting,
@@ -114,13 +121,19 @@ impl Slices {
                 span: window.span,
                 figures,
                 advice,
-                neighbours: &neighbours,
+                counters: &counters,
+                name: &name,
             };
-            if let Some(what) = self.classes.observe(&observation) {
-                log::about(Level::Notice, &vm.id, what);
+            if let Some(change) = self.classes.observe(&observation) {
+                is_quiet &= change.line.is_none();
+                if let Some(line) = change.line {
+                    log::about(Level::Notice, &vm.id, line);
+                }
                 has_changed = true;
             }
         }
+        // The windows of a trial, some twenty of each class, are one change.
+        self.engine.is_quiet = has_changed && is_quiet;
         has_changed
     }
 
@@ -265,21 +278,11 @@ impl Slices {
     }
 }
 
-/// The other VMs of a VM's core whose packets were measured.
-fn measured_neighbours(
-    placement: &Placement,
-    vms: &[Vm],
-    meter: &Meter,
-    id: &VmId,
-) -> Vec<Neighbour> {
+/// The counters of a VM and of the other VMs of its core.
+fn counters(placement: &Placement, vms: &[Vm], meter: &Meter, id: &VmId) -> Counters {
     let home = placement.home(id);
-    let is_near = |vm: &&Vm| vm.id != *id && home.is_some() && placement.home(&vm.id) == home;
-    let measured = |vm: &Vm| {
-        Some(Neighbour {
-            id: vm.id.clone(),
-            name: vm.name.clone(),
-            p99: figures::all(meter, &vm.id).packet_delay?,
-        })
-    };
-    vms.iter().filter(is_near).filter_map(measured).collect()
+    let is_near = |vm: &&Vm| vm.id == *id || (home.is_some() && placement.home(&vm.id) == home);
+    let near = vms.iter().filter(is_near);
+    let counters = near.filter_map(|vm| Some((vm.id.clone(), meter.counters(&vm.id)?)));
+    counters.collect()
 }

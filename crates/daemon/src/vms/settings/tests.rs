@@ -198,17 +198,20 @@ fn an_empty_change_is_refused() {
 }
 
 #[test]
-fn the_default_class_is_auto_when_slices_auto_is_set() {
+fn the_default_class_is_auto_when_viola_may_choose() {
     let (_dir, s) = settings();
-    let c = config("[slices]\nauto = true\n[[vm]]\nname = \"b\"\nclass = \"batch\"");
-    assert_eq!(
-        s.controls(&c, &vm("a", 7, &[&[1]])).class.value,
-        ClassSetting::Auto
-    );
-    assert_eq!(
-        s.controls(&c, &vm("b", 8, &[&[1]])).class.value,
-        ClassSetting::Batch
-    );
+    for (auto, class) in [
+        ("auto = \"on\"", ClassSetting::Auto),
+        ("[slices]\nauto = true", ClassSetting::Auto),
+        ("auto = \"advise\"", ClassSetting::Batch),
+        ("auto = \"off\"", ClassSetting::Batch),
+        ("", ClassSetting::Batch),
+    ] {
+        let c = config(&format!("{auto}\n[[vm]]\nname = \"b\"\nclass = \"batch\""));
+        let of = |name, pid| s.controls(&c, &vm(name, pid, &[&[1]])).class.value;
+        assert_eq!(of("a", 7), class, "{auto}");
+        assert_eq!(of("b", 8), ClassSetting::Batch, "{auto}");
+    }
 }
 
 #[test]

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 use super::*;
 use crate::testing::vm;
-use viola_meter::{Times, Traffic};
+use viola_meter::acct::{HistCounters, bucket_of};
+use viola_meter::{Times, Traffic, VmCounters};
 
 const S: Nanos = 1000 * MS;
 
@@ -27,9 +28,13 @@ fn sample(vm: &Vm, packets: u64) -> VmSample {
 struct Host {
     classes: Classes,
     now: Nanos,
-    p99: Nanos,
-    no_packets: bool,
-    neighbours: Vec<Neighbour>,
+    /// The delay of the packets of a VM in class batch and in class ls, ns.
+    delay: (Nanos, Nanos),
+    /// Parts of the core that a neighbour gets while a VM is batch and while one is ls.
+    neighbour: (f64, f64),
+    /// Packets of each VM in 100 ms.
+    packets: u64,
+    seen: Counters,
 }
 
 impl Host {
@@ -37,57 +42,69 @@ impl Host {
         Self {
             classes: Classes::default(),
             now: 0,
-            p99: 17 * MS,
-            no_packets: false,
-            neighbours: Vec::new(),
+            delay: (17 * MS, MS),
+            neighbour: (0.5, 0.5),
+            packets: 40,
+            seen: Counters::new(),
         }
     }
 
     /// Lets time pass, and returns the log lines.
-    fn run(
-        &mut self,
-        vms: &[&Vm],
-        setting: ClassSetting,
-        time: Nanos,
-        packets: u64,
-    ) -> Vec<String> {
+    fn run(&mut self, vms: &[&Vm], setting: ClassSetting, time: Nanos) -> Vec<String> {
         let end = self.now + time;
         let mut said = Vec::new();
+        let neighbour = vm("neighbour", 90, &[&[1]]);
         while self.now < end {
             self.now += 100 * MS;
             for vm in vms {
+                let is_ls = self.classes.class(&vm.id, setting) == Class::Ls;
+                let pick = |(batch, ls): (f64, f64)| if is_ls { ls } else { batch };
+                let delay = pick((self.delay.0 as f64, self.delay.1 as f64)) as Nanos;
+                let work = (pick(self.neighbour) * 100e6) as Nanos;
+                self.spend(&vm.id, 25 * MS, delay);
+                self.spend(&neighbour.id, work, 3 * MS);
                 let advice = Some(Advice {
                     figure: Some(Figure::PacketDelay),
-                    now: self.p99,
+                    now: delay,
                     after: MS,
                 });
                 let o = Observation {
                     vm,
                     setting,
-                    sample: &sample(vm, packets),
+                    sample: &sample(vm, self.packets),
                     at: self.now,
                     span: 100 * MS,
-                    figures: self.figures(),
+                    figures: Figures {
+                        packet_delay: Some(delay),
+                        residual_wait: Some(delay / 4),
+                        mean_wait: None,
+                    },
                     advice,
-                    neighbours: &|| self.neighbours.clone(),
+                    counters: &|| self.seen.clone(),
+                    name: &|id| id.to_string(),
                 };
-                said.extend(
-                    self.classes
-                        .observe(&o)
-                        .map(|s| format!("{}: {s}", vm.name)),
-                );
+                let change = self.classes.observe(&o);
+                let line = change.and_then(|change| change.line);
+                said.extend(line.map(|line| format!("{}: {line}", vm.name)));
             }
         }
         said
     }
 
-    /// Packets wait long, waits are short on the average.
-    fn figures(&self) -> Figures {
-        Figures {
-            packet_delay: (!self.no_packets).then_some(self.p99),
-            residual_wait: Some(self.p99 / 4),
-            mean_wait: None,
-        }
+    /// Counts 100 ms of a VM.
+    fn spend(&mut self, id: &VmId, run: Nanos, delay: Nanos) {
+        let blank = || VmCounters {
+            at: 0,
+            run: 0,
+            packets: HistCounters::ZERO,
+            waits: vec![HistCounters::ZERO],
+        };
+        let counters = self.seen.entry(id.clone()).or_insert_with(blank);
+        counters.at = self.now;
+        counters.run += run;
+        let bucket = bucket_of(delay);
+        counters.packets.counts[bucket] += self.packets as u32;
+        counters.packets.sums[bucket] += self.packets * delay;
     }
 
     fn class(&self, vm: &Vm) -> Class {
@@ -95,75 +112,99 @@ impl Host {
     }
 }
 
+/// Longer than a trial that ends at its first look.
+const TRIAL_TIME: Nanos = 70 * S;
+
 #[test]
 fn the_operators_class_goes_before_the_classifiers() {
     let (mut h, a) = (Host::new(), vm("a", 10, &[&[1]]));
-    assert!(h.run(&[&a], ClassSetting::Batch, 60 * S, 40).is_empty());
+    assert!(h.run(&[&a], ClassSetting::Batch, 60 * S).is_empty());
     assert_eq!(h.classes.class(&a.id, ClassSetting::Batch), Class::Batch);
     assert_eq!(h.classes.class(&a.id, ClassSetting::Ls), Class::Ls);
 }
 
 #[test]
-fn a_server_that_waits_becomes_ls_and_stays_ls_if_its_waits_became_shorter() {
+fn a_server_that_waits_is_tried_and_stays_ls_if_its_delays_became_shorter() {
     let (mut h, a) = (Host::new(), vm("a", 10, &[&[1]]));
-    let said = h.run(&[&a], ClassSetting::Auto, S, 40);
+    let said = h.run(&[&a], ClassSetting::Auto, S);
     assert_eq!(
         said,
         [
-            "a: class ls (auto, was batch): 400 packets/s, and it waits 60 % of the time; \
+            "a: tries class ls (auto): 400 packets/s, and it waits 60 % of the time; \
           class ls would cut its packet delay p99 from 17 ms to about 1.0 ms"
         ]
     );
-    h.p99 = MS;
-    let said = h.run(&[&a], ClassSetting::Auto, 20 * S, 40);
+    let said = h.run(&[&a], ClassSetting::Auto, TRIAL_TIME);
     assert_eq!(
         said,
-        ["a: stays class ls (auto): its packet delay p99 went from 17 ms to 1 ms"]
+        [
+            "a: class ls (auto): the delay of its slowest packets is 0.06x (0.06x to 0.06x) that of class batch, \
+             in 10 pairs of windows"
+        ]
     );
     assert_eq!(h.class(&a), Class::Ls);
+    // Nothing more happens for an hour; then it is proved again.
+    assert_eq!(h.run(&[&a], ClassSetting::Auto, 3500 * S), [""; 0]);
+    let said = h.run(&[&a], ClassSetting::Auto, 100 * S + TRIAL_TIME);
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert_eq!(h.class(&a), Class::Ls);
+}
+
+#[test]
+fn a_trial_has_windows_of_both_classes() {
+    let (mut h, a) = (Host::new(), vm("a", 10, &[&[1]]));
+    h.run(&[&a], ClassSetting::Auto, S);
+    let mut classes = Vec::new();
+    for _ in 0..58 {
+        h.run(&[&a], ClassSetting::Auto, S);
+        classes.push(h.class(&a));
+    }
+    let ls = classes.iter().filter(|class| **class == Class::Ls).count();
+    assert!((27..=31).contains(&ls), "{ls} s of 58 in class ls");
 }
 
 #[test]
 fn a_change_that_did_not_help_is_taken_back_for_ten_minutes() {
     let (mut h, a) = (Host::new(), vm("a", 10, &[&[1]]));
-    h.run(&[&a], ClassSetting::Auto, S, 40);
-    assert_eq!(h.class(&a), Class::Ls);
-    let said = h.run(&[&a], ClassSetting::Auto, 20 * S, 40);
-    assert_eq!(
-        said,
-        [
-            "a: class batch (auto, was ls): it did not help, its packet delay p99 went from 17 ms to 17 ms"
-        ]
+    h.delay.1 = h.delay.0;
+    let said = h.run(&[&a], ClassSetting::Auto, 160 * S);
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(
+        said[1].starts_with(
+            "a: class batch (auto): it did not help: the delay of its slowest packets is 1.00x"
+        ),
+        "{said:?}"
     );
-    assert!(h.run(&[&a], ClassSetting::Auto, 500 * S, 40).is_empty());
+    assert!(h.run(&[&a], ClassSetting::Auto, 550 * S).is_empty());
     assert_eq!(h.class(&a), Class::Batch);
-    assert_eq!(h.run(&[&a], ClassSetting::Auto, 120 * S, 40).len(), 2);
+    assert_eq!(h.run(&[&a], ClassSetting::Auto, 60 * S).len(), 1);
 }
 
 #[test]
-fn a_trial_compares_the_figure_that_it_began_with() {
+fn a_change_by_which_a_neighbour_lost_is_taken_back() {
     let (mut h, a) = (Host::new(), vm("a", 10, &[&[1]]));
-    h.no_packets = true;
-    h.run(&[&a], ClassSetting::Auto, S, 40);
-    assert_eq!(h.class(&a), Class::Ls);
-    // Packets come, and their delay is longer than the residual wait was.
-    (h.no_packets, h.p99) = (false, 8 * MS);
-    let said = h.run(&[&a], ClassSetting::Auto, 20 * S, 40);
+    h.neighbour = (0.5, 0.45);
+    let said = h.run(&[&a], ClassSetting::Auto, TRIAL_TIME);
     assert_eq!(
-        said,
-        ["a: stays class ls (auto): its residual wait p99 went from 4.3 ms to 2 ms"]
+        said[1..],
+        [
+            "a: class batch (auto): it harmed a neighbour: the CPU time of uml:neighbour is 0.90x (0.90x to 0.90x)"
+        ]
     );
+    assert_eq!(h.class(&a), Class::Batch);
 }
 
 #[test]
 fn one_vm_is_on_trial_at_a_time() {
     let mut h = Host::new();
     let (a, b) = (vm("a", 10, &[&[1]]), vm("b", 20, &[&[1]]));
-    h.run(&[&a, &b], ClassSetting::Auto, 5 * S, 40);
-    assert_eq!((h.class(&a), h.class(&b)), (Class::Ls, Class::Batch));
-    h.p99 = 10 * MS;
-    h.run(&[&a, &b], ClassSetting::Auto, 10 * S, 40);
-    assert_eq!((h.class(&a), h.class(&b)), (Class::Ls, Class::Ls));
+    let said = h.run(&[&a, &b], ClassSetting::Auto, 20 * S);
+    assert_eq!(said.len(), 1, "{said:?}");
+    let said = h.run(&[&a, &b], ClassSetting::Auto, TRIAL_TIME);
+    assert!(
+        said.len() == 2 && said[1].starts_with("b: tries"),
+        "{said:?}"
+    );
     // A VM that is gone ends its trial.
     h.classes.forget(&b.id);
     assert!(h.classes.trial.is_none());
@@ -172,12 +213,63 @@ fn one_vm_is_on_trial_at_a_time() {
 #[test]
 fn a_vm_that_stops_its_io_becomes_batch() {
     let (mut h, a) = (Host::new(), vm("a", 10, &[&[1]]));
-    h.run(&[&a], ClassSetting::Auto, S, 40);
-    let said = h.run(&[&a], ClassSetting::Auto, 11 * S, 0);
+    h.run(&[&a], ClassSetting::Auto, TRIAL_TIME);
+    h.packets = 0;
+    let said = h.run(&[&a], ClassSetting::Auto, 11 * S);
     assert_eq!(
         said,
         ["a: class batch (auto, was ls): it computes (85 % of the time) and does little I/O"]
     );
+}
+
+#[test]
+fn a_trial_that_is_suspended_leaves_the_class_from_before() {
+    let (mut h, a) = (Host::new(), vm("a", 10, &[&[1]]));
+    h.run(&[&a], ClassSetting::Auto, 10 * S);
+    h.classes.suspend();
+    assert_eq!(h.class(&a), Class::Batch);
+    h.run(&[&a], ClassSetting::Auto, TRIAL_TIME);
+    assert_eq!(h.class(&a), Class::Ls);
+    // The delays have become longer than they were without class ls: it is tried again.
+    h.run(&[&a], ClassSetting::Auto, 600 * S);
+    h.delay = (20 * MS, 20 * MS);
+    let said = h.run(&[&a], ClassSetting::Auto, 10 * S);
+    assert_eq!(
+        said,
+        ["a: tries class ls again (auto): its packet delay p99 is 20 ms, and was 17 ms without"]
+    );
+    h.classes.suspend();
+    assert_eq!(h.class(&a), Class::Ls);
+    let said = h.run(&[&a], ClassSetting::Auto, 160 * S);
+    assert!(
+        said.last()
+            .unwrap()
+            .contains("class batch (auto): it did not help"),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn a_new_daemon_knows_what_was_found_and_a_trial_that_was_cut_short_left_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut h, a) = (Host::new(), vm("a", 10, &[&[1]]));
+    h.classes = Classes::new(dir.path());
+    h.run(&[&a], ClassSetting::Auto, 30 * S);
+    h.classes = Classes::new(dir.path());
+    assert_eq!(h.class(&a), Class::Batch);
+    h.run(&[&a], ClassSetting::Auto, TRIAL_TIME);
+    assert_eq!(h.class(&a), Class::Ls);
+
+    h.classes = Classes::new(dir.path());
+    assert_eq!(h.run(&[&a], ClassSetting::Auto, 100 * MS), [""; 0]);
+    assert_eq!(h.class(&a), Class::Ls);
+    assert_eq!(h.run(&[&a], ClassSetting::Auto, 500 * S), [""; 0]);
+    // A VM whose I/O ended is tried anew when it begins again.
+    h.packets = 0;
+    h.run(&[&a], ClassSetting::Auto, 20 * S);
+    h.classes = Classes::new(dir.path());
+    h.run(&[&a], ClassSetting::Auto, 100 * MS);
+    assert_eq!(h.class(&a), Class::Batch);
 }
 
 #[test]
@@ -192,7 +284,7 @@ fn advice_is_for_vms_set_to_batch_whose_waits_would_become_shorter() {
         h.classes.advice(&a, ClassSetting::Batch, 0.38, advice),
         None
     );
-    h.run(&[&a], ClassSetting::Batch, S, 40);
+    h.run(&[&a], ClassSetting::Batch, S);
     assert_eq!(
         h.classes
             .advice(&a, ClassSetting::Batch, 0.38, advice)
@@ -211,26 +303,4 @@ fn advice_is_for_vms_set_to_batch_whose_waits_would_become_shorter() {
         None
     );
     assert_eq!(h.classes.advice(&a, ClassSetting::Batch, 0.38, None), None);
-}
-
-#[test]
-fn a_change_by_which_a_neighbour_lost_is_taken_back() {
-    let (mut h, a) = (Host::new(), vm("a", 10, &[&[1]]));
-    let neighbour = |p99| Neighbour {
-        id: vm("b", 20, &[&[1]]).id,
-        name: "b".into(),
-        p99,
-    };
-    h.neighbours = vec![neighbour(MS)];
-    h.run(&[&a], ClassSetting::Auto, S, 40);
-    assert_eq!(h.class(&a), Class::Ls);
-    (h.p99, h.neighbours) = (MS, vec![neighbour(5 * MS)]);
-    let said = h.run(&[&a], ClassSetting::Auto, 20 * S, 40);
-    assert_eq!(
-        said,
-        [
-            "a: class batch (auto, was ls): it harmed a neighbour, packet delay p99 of b went from 1 ms to 5 ms"
-        ]
-    );
-    assert_eq!(h.class(&a), Class::Batch);
 }

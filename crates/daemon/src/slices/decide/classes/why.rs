@@ -4,9 +4,10 @@
 use viola_host::VmId;
 use viola_policy::slices::Class;
 use viola_policy::slices::classify::Advice;
+use viola_policy::trial::LOOKS;
 use viola_proto::{ClassSetting, Source};
 
-use super::{Classes, State, Trial};
+use super::{Classes, Running, State};
 use viola_cli::quantities::rounded;
 
 impl Classes {
@@ -42,7 +43,7 @@ impl Classes {
 
     /// Why a VM of class auto is batch.
     fn why_batch(&self, state: &State, advice: Option<Advice>) -> String {
-        let left = state.banned_until.saturating_sub(state.observed_at);
+        let left = state.time_to_trial(state.observed_at);
         if left > 0 {
             let change = &state.last_change;
             return format!(
@@ -63,11 +64,13 @@ impl Classes {
     }
 }
 
-impl Trial {
+impl Running {
     fn why(&self) -> String {
         let (figure, before) = self.before;
         format!(
-            "class ls is being tried; in class batch its {figure} was {}",
+            "class ls is being tried in windows with and without it, {} pairs so far, at least {}; in class batch its {figure} was {}",
+            self.pairs(),
+            LOOKS[0],
             rounded(before)
         )
     }
@@ -126,12 +129,8 @@ mod tests {
         assert!(why.contains("schedules none of its cores"), "{why}");
         let why = classes.why(&id, AUTO, worth(MS));
         assert!(why.contains("too little a gain"), "{why}");
-        classes.trial = Some(Trial {
-            vm: vm("web", 8, &[&[1]]).id,
-            since: 0,
-            before: (Figure::PacketDelay, 9 * MS),
-            neighbours: Vec::new(),
-        });
+        let web = vm("web", 8, &[&[1]]).id;
+        classes.trial = Some(Running::begin(web, (Figure::PacketDelay, 9 * MS), 0));
         let why = classes.why(&id, AUTO, worth(9 * MS));
         assert!(why.contains("another VM is being tried first"), "{why}");
     }
@@ -141,15 +140,10 @@ mod tests {
         let (mut classes, id) = with(looks_latency_sensitive());
         let state = classes.vms.get_mut(&id).unwrap();
         state.chosen = Class::Ls;
-        state.last_change = "its p99 packet delay went from 9 ms to 1 ms".into();
+        state.last_change = "the delay of its slowest packets is 0.20x".into();
         let why = classes.why(&id, AUTO, worth(9 * MS));
-        assert!(why.ends_with("from 9 ms to 1 ms"), "{why}");
-        classes.trial = Some(Trial {
-            vm: id.clone(),
-            since: 0,
-            before: (Figure::PacketDelay, 9 * MS),
-            neighbours: Vec::new(),
-        });
+        assert!(why.ends_with("packets is 0.20x"), "{why}");
+        classes.trial = Some(Running::begin(id.clone(), (Figure::PacketDelay, 9 * MS), 0));
         let why = classes.why(&id, AUTO, worth(9 * MS));
         assert!(
             why.contains("being tried") && why.ends_with("9 ms"),
@@ -159,9 +153,9 @@ mod tests {
         classes.trial = None;
         let state = classes.vms.get_mut(&id).unwrap();
         state.chosen = Class::Batch;
-        (state.observed_at, state.banned_until) = (100_000 * MS, 400_000 * MS);
+        (state.observed_at, state.tried_at) = (400_000 * MS, Some(100_000 * MS));
         let why = classes.why(&id, AUTO, worth(9 * MS));
-        assert!(why.contains("was tried, and its p99"), "{why}");
+        assert!(why.contains("was tried, and the delay"), "{why}");
         assert!(why.contains("tried again in 300 s"), "{why}");
     }
 }
