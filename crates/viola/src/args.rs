@@ -17,7 +17,7 @@ use viola_daemon::workers::entry::{self, Kind};
 use viola_config as config;
 
 pub use internal::Internal;
-pub use vms::{Log, Set, Try, Why};
+pub use vms::{Advise, Log, Set, Try, Why};
 
 /// Fast I/O for virtual machines that share few cores.
 ///
@@ -75,6 +75,11 @@ pub enum Command {
     ///
     /// Without a daemon the command measures for one second by itself, and HELP stays empty.
     Vms(Vms),
+    /// Show what would help which VM, and change nothing.
+    ///
+    /// Lists the VMs that an accelerator would help and that do not have it, with the figures that say so: now, or with --from over
+    /// a recording of `viola record`, where TIME is the part of it in which that held.
+    Advise(Advise),
     /// Show what each VM has of each accelerator, and why.
     ///
     /// Prints a line for slices, and one for each of vread, vpipe and lanes that the configuration gives to the VM. For class auto

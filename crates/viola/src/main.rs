@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         Command::Run(args) => viola_daemon::run(&args.config, args.dry_run),
         Command::Check(args) => commands::check(args),
         Command::Vms(args) => commands::vms(args),
+        Command::Advise(args) => commands::advise(args),
         Command::Why(args) => commands::why(args),
         Command::Log(args) => commands::log(args),
         Command::Try(args) => trial::run(args),

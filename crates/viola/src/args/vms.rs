@@ -1,11 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Options of the commands that explain, try and change what VMs have.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use viola_proto::ClassSetting;
 use viola_proto::lanes::LaneSetting;
 
 use super::Socket;
+
+/// Options of `advise`.
+#[derive(Debug, Args)]
+pub struct Advise {
+    /// Recording of `viola record`, instead of the present moment. No daemon is asked.
+    #[arg(long, value_name = "FILE")]
+    pub from: Option<PathBuf>,
+    /// Print JSON: a list of objects with vm, help, part and why.
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub socket: Socket,
+}
 
 /// Options of `why`.
 #[derive(Debug, Args)]

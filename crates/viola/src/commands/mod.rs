@@ -2,6 +2,7 @@
 //! The commands that an operator types; `viola run` is in [`viola_daemon`]. Each fails with a
 //! [`viola_cli::error::Failure`]: one sentence, and exit status 1 or 2.
 
+mod advise;
 mod check;
 mod control;
 mod internal;
@@ -17,6 +18,7 @@ mod vms;
 mod vread;
 mod why;
 
+pub use advise::advise;
 pub use check::check;
 pub use control::{set, start, status, stop};
 pub use internal::internal;
