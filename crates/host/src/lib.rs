@@ -41,6 +41,7 @@ mod pidfd;
 mod privilege;
 pub mod proc;
 pub mod qemu;
+mod question;
 pub mod replace;
 pub mod sockets;
 mod thread;

@@ -9,6 +9,6 @@ pub(crate) struct VmThreads {
     pub(crate) service: Vec<ServiceThread>,
     /// What is missing, with the remedy.
     pub(crate) warning: Option<String>,
-    /// Whether the hypervisor was queried, so that disks and NICs may have changed too.
+    /// Whether a query of the hypervisor has ended, so that disks and NICs may have changed too.
     pub(crate) queried: bool,
 }

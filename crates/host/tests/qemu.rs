@@ -69,7 +69,7 @@ fn a_vm_is_found_with_its_vcpus_iothread_and_disk() {
     let qemu = Qemu::start("probe", &disk);
     let mut inventory = Inventory::new().unwrap();
     let vms = until(&mut inventory, &qemu.name, |vms, warnings| {
-        has_vcpus(vms, 2) && warnings.is_empty()
+        has_vcpus(vms, 2) && vms[0].status.is_some() && warnings.is_empty()
     });
     let vm = &vms[0];
 
@@ -122,7 +122,9 @@ fn thread_names_identify_vcpus_while_another_client_holds_qmp() {
     let qemu = Qemu::start("busy", &args);
     let _client = Client::hold(&qemu.socket());
     let mut inventory = Inventory::new().unwrap();
-    let vms = until(&mut inventory, &qemu.name, |vms, _| has_vcpus(vms, 2));
+    let vms = until(&mut inventory, &qemu.name, |vms, warnings| {
+        has_vcpus(vms, 2) && !warnings.is_empty()
+    });
 
     let tids: Vec<String> = vms[0]
         .vcpus

@@ -161,8 +161,8 @@ impl Inventory {
     /// Reads the whole host again.
     ///
     /// Takes some microseconds per process of the host and per thread of a VM. It queries a confirmed QEMU over QMP when the VM is
-    /// new, when its threads have changed, and every minute. A QEMU that does not answer delays the refresh by half a
-    /// second, at growing intervals.
+    /// new, when its threads have changed, and every minute. It waits for each answer for 20 ms; one that comes later counts at
+    /// a later refresh.
     ///
     /// # Errors
     /// [`HostError::Read`] when `/proc` cannot be listed. Failures of one VM become warnings.

@@ -13,6 +13,7 @@ use crate::error::HostError;
 use crate::netns::{ConfiguredNic, Interface};
 use crate::paths::{absolute, through_root};
 use crate::proc::{self, Stat, TapFd};
+use crate::question::{Question, Reply};
 use crate::thread::{Thread, Tid};
 use crate::thread_cache::ThreadCache;
 use crate::vm::{Disk, Hypervisor, NicKind, ServiceKind, ServiceThread, Vcpu, printable};
@@ -66,6 +67,8 @@ pub(crate) struct MicroVm {
     threads: ThreadCache,
     answer: Option<Answer>,
     queried_at: Option<Instant>,
+    /// A query whose answer has not come yet.
+    asked: Option<Question<Option<Answer>>>,
     wait: Duration,
 }
 
@@ -87,6 +90,7 @@ impl MicroVm {
             threads: ThreadCache::default(),
             answer: None,
             queried_at: None,
+            asked: None,
             wait: MIN_QUERY_INTERVAL,
         }
     }
@@ -143,10 +147,17 @@ impl MicroVm {
     pub(crate) fn update(&mut self, pid: Tid, may_query: bool) -> Result<VmThreads, HostError> {
         let now = Instant::now();
         let tasks = self.threads.refresh(pid, now)?.to_vec();
+        let mut queried = false;
+        if let Some(question) = &self.asked {
+            let reply = question.poll();
+            self.take(reply);
+            queried = self.asked.is_none();
+        }
         let due = |at: Instant| now.saturating_duration_since(at) >= self.wait;
-        let queried = may_query && self.socket.is_some() && self.queried_at.is_none_or(due);
-        if queried {
+        let is_due = self.socket.is_some() && self.queried_at.is_none_or(due);
+        if may_query && is_due && self.asked.is_none() {
             self.query(pid, now);
+            queried |= self.asked.is_none();
         }
         let mut vcpus = Vec::new();
         let mut service = Vec::new();
@@ -174,17 +185,37 @@ impl MicroVm {
         })
     }
 
+    /// Queries the interface. Takes the answer if it comes at once.
     fn query(&mut self, pid: Tid, now: Instant) {
         self.queried_at = Some(now);
-        let socket = self.socket.as_deref().map(|s| through_root(pid, s));
-        match socket.and_then(|socket| api::query(self.hypervisor, (&socket, pid)).ok()) {
-            Some(answer) => {
+        let Some(socket) = self.socket.as_deref().map(|s| through_root(pid, s)) else {
+            return;
+        };
+        let hypervisor = self.hypervisor;
+        // Without a thread, it is as if the VM did not answer.
+        let Ok(question) = Question::new(move || api::query(hypervisor, (&socket, pid)).ok())
+        else {
+            return self.take(Reply::Lost);
+        };
+        let reply = question.wait();
+        self.asked = Some(question);
+        self.take(reply);
+    }
+
+    /// Takes what came of a query.
+    fn take(&mut self, reply: Reply<Option<Answer>>) {
+        match reply {
+            Reply::Open => return,
+            Reply::Answer(Some(answer)) => {
                 self.answer = Some(answer);
                 self.wait = MAX_QUERY_INTERVAL;
             }
             // Thread names identify the vCPUs in any case.
-            None => self.wait = (self.wait * 2).min(MAX_QUERY_INTERVAL),
+            Reply::Answer(None) | Reply::Lost => {
+                self.wait = (self.wait * 2).min(MAX_QUERY_INTERVAL);
+            }
         }
+        self.asked = None;
     }
 }
 

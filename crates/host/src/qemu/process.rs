@@ -11,6 +11,7 @@ use crate::error::HostError;
 use crate::netns::ConfiguredNic;
 use crate::paths::absolute;
 use crate::proc;
+use crate::question::{Question, Reply};
 use crate::thread::{Thread, Tid};
 use crate::thread_cache::ThreadCache;
 use crate::vm::{Disk, ServiceKind, ServiceThread, Vcpu};
@@ -21,12 +22,47 @@ const MIN_QUERY_INTERVAL: Duration = Duration::from_secs(1);
 /// QMP is queried after this time in any case, since disks may have changed.
 const MAX_QUERY_INTERVAL: Duration = Duration::from_secs(60);
 
+/// What came of a query.
+type Queried = Result<Answered, HostError>;
+
+/// The threads when QMP was queried, and its view, or why there is none.
+#[derive(Default)]
+struct Answered {
+    threads: Vec<Thread>,
+    answer: (Option<View>, Option<QmpError>),
+}
+
+/// Queries the first socket that answers.
+fn query_sockets(
+    label: &str,
+    pid: Tid,
+    sockets: &[String],
+    threads: Vec<(Thread, String)>,
+) -> Queried {
+    let mut answer = (None, None);
+    for socket in sockets {
+        match query_socket(label, pid, socket, &threads)? {
+            Ok(view) => {
+                answer.0 = Some(view);
+                break;
+            }
+            Err(e) => answer.1 = Some(e),
+        }
+    }
+    Ok(Answered {
+        threads: threads.into_iter().map(|(thread, _)| thread).collect(),
+        answer,
+    })
+}
+
 /// What the inventory remembers of a VM between two refreshes.
 pub(crate) struct Qemu {
     args: QemuArgs,
     view: Option<View>,
     error: Option<QmpError>,
     queried_at: Option<Instant>,
+    /// A query whose answer has not come yet.
+    asked: Option<Question<Queried>>,
     wait: Duration,
     /// The threads when QMP was last queried.
     threads_at_query: Vec<Thread>,
@@ -40,6 +76,7 @@ impl Qemu {
             view: None,
             error: None,
             queried_at: None,
+            asked: None,
             wait: MIN_QUERY_INTERVAL,
             threads_at_query: Vec::new(),
             cache: ThreadCache::default(),
@@ -103,9 +140,15 @@ impl Qemu {
         threads: &[(Thread, String)],
         may_query: bool,
     ) -> Result<VmThreads, HostError> {
-        let queried = may_query && self.is_time_to_query(threads);
-        if queried {
+        let mut queried = false;
+        if let Some(question) = &self.asked {
+            let reply = question.poll();
+            self.take(reply)?;
+            queried = self.asked.is_none();
+        }
+        if may_query && self.asked.is_none() && self.is_time_to_query(threads) {
             self.query(pid, threads)?;
+            queried |= self.asked.is_none();
         }
         let mut vcpus = self.vcpus(threads);
         for vcpu in &mut vcpus {
@@ -161,29 +204,41 @@ impl Qemu {
         came || !named.into_iter().all(is_here)
     }
 
+    /// Queries QMP. Takes the answer if it comes at once.
     fn query(&mut self, pid: Tid, threads: &[(Thread, String)]) -> Result<(), HostError> {
-        let label = self.name(pid);
-        let mut error = None;
-        let mut view = None;
-        for socket in &self.args.qmp {
-            match query_socket(&label, pid, socket, threads)? {
-                Ok(answer) => {
-                    view = Some(answer);
-                    break;
-                }
-                Err(e) => error = Some(e),
-            }
-        }
+        self.queried_at = Some(Instant::now());
+        let (label, sockets, threads) = (self.name(pid), self.args.qmp.clone(), threads.to_vec());
+        // Without a thread, it is as if QMP did not answer.
+        let Ok(question) = Question::new(move || query_sockets(&label, pid, &sockets, threads))
+        else {
+            return self.take(Reply::Lost);
+        };
+        let reply = question.wait();
+        self.asked = Some(question);
+        self.take(reply)
+    }
+
+    /// Takes what came of a query.
+    fn take(&mut self, reply: Reply<Queried>) -> Result<(), HostError> {
+        let answered = match reply {
+            Reply::Open => return Ok(()),
+            Reply::Answer(answered) => answered,
+            Reply::Lost => Ok(Answered::default()),
+        };
+        self.asked = None;
+        let Answered {
+            threads,
+            answer: (view, error),
+        } = answered?;
         let is_new = view.is_some() && view != self.view;
         self.wait = if is_new {
             MIN_QUERY_INTERVAL
         } else {
             (self.wait * 2).min(MAX_QUERY_INTERVAL)
         };
-        self.queried_at = Some(Instant::now());
         self.error = if view.is_some() { None } else { error };
         if view.is_some() {
-            self.threads_at_query = threads.iter().map(|(t, _)| *t).collect();
+            self.threads_at_query = threads;
             self.view = view;
         }
         Ok(())
@@ -274,6 +329,8 @@ pub(crate) fn vhost_owner(name: &str) -> Option<Tid> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
 
     fn thread(tid: Tid) -> Thread {
         Thread {
@@ -292,6 +349,55 @@ mod tests {
         assert_eq!(vcpu_of_name("CPU 1"), None);
         assert_eq!(vhost_owner("vhost-4711"), Some(4711));
         assert_eq!(vhost_owner("vhost-x"), None);
+    }
+
+    /// A server that answers all queries, the first of them after `delay`.
+    fn serve(delay: Duration, tid: Tid) -> (tempfile::TempDir, String) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        std::thread::spawn(move || {
+            let (mut client, _) = listener.accept().unwrap();
+            let greeting = b"{\"QMP\": {\"version\": {}, \"capabilities\": []}}\n";
+            client.write_all(greeting).unwrap();
+            std::thread::sleep(delay);
+            let cpus = format!("[{{\"cpu-index\": 0, \"thread-id\": {tid}}}]");
+            let values = ["{}", "{}", "{\"status\": \"running\"}", &cpus, "[]", "[]"];
+            for (number, value) in values.iter().enumerate() {
+                let _ = client.read(&mut [0; 4096]);
+                let answer = format!("{{\"return\": {value}, \"id\": {}}}\n", number + 1);
+                let _ = client.write_all(answer.as_bytes());
+            }
+        });
+        let path = path.display().to_string();
+        (dir, path)
+    }
+
+    #[test]
+    fn a_late_answer_of_qmp_holds_up_nobody_and_counts_when_it_comes() {
+        let pid = std::process::id();
+        for is_late in [false, true] {
+            let delay = Duration::from_millis(if is_late { 300 } else { 0 });
+            let (_dir, path) = serve(delay, pid);
+            let words = ["-qmp".to_owned(), format!("unix:{path},server=on,wait=off")];
+            let mut qemu = Qemu::new(QemuArgs::parse(&words));
+            let begun = Instant::now();
+            qemu.update(pid, &[], true).unwrap();
+            if is_late {
+                assert!(begun.elapsed() < Duration::from_millis(200));
+                assert_eq!(qemu.status(), None);
+            }
+            let mut queried = qemu.status().is_some();
+            while qemu.status().is_none() {
+                assert!(begun.elapsed() < Duration::from_secs(5));
+                std::thread::sleep(Duration::from_millis(20));
+                queried = qemu.update(pid, &[], true).unwrap().queried;
+            }
+            assert!(queried, "disks are read again when the answer comes");
+            assert_eq!(qemu.status().as_deref(), Some("running"));
+            let vcpus = qemu.update(pid, &[], true).unwrap().vcpus;
+            assert_eq!((vcpus.len(), vcpus[0].threads[0].tid), (1, pid));
+        }
     }
 
     #[test]
