@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Trials on simulated cores: whether viola, without knowing what VMs do, keeps class ls where it helps and nowhere else.
+#![allow(clippy::unwrap_used)]
+
+use proptest::prelude::*;
+use viola_policy::slices::simulate::{Behaviour, Core, Driver, SimVm, VmReport};
+use viola_policy::slices::{
+    Class, CoreScheduler, Credit, Interleaved, InterleavedConfig, MS, Nanos, Params, US,
+};
+use viola_policy::trial::{Outcome, SETTLING, Sample, Trial, WINDOW, WindowSample};
+
+/// Fewest wake-ups of a window from which a delay is computed, as in the daemon.
+const MIN_WAKES: usize = 40;
+/// The VM that is tried.
+const TRIED: u32 = 0;
+
+/// A core that serves its VMs in turn, and by viola while the first one is latency-sensitive.
+struct Host {
+    core: Core<Box<dyn CoreScheduler>>,
+    vms: Vec<SimVm>,
+    /// Wake-ups and run time of each VM up to the begin of what is measured.
+    base: Vec<(usize, Nanos)>,
+}
+
+impl Host {
+    fn new(behaviours: &[Behaviour], seed: u64) -> Self {
+        let vm = |(id, behaviour): (usize, &Behaviour)| SimVm {
+            params: Params {
+                id: id as u32,
+                class: Class::Batch,
+                weight: 256,
+                cap_permille: None,
+                microslice: 300 * US,
+            },
+            behaviour: *behaviour,
+        };
+        let vms: Vec<SimVm> = behaviours.iter().enumerate().map(vm).collect();
+        let core = Core::new(scheduler(false), &vms, Driver::default(), seed);
+        Self {
+            core,
+            vms,
+            base: Vec::new(),
+        }
+    }
+
+    /// Runs for some time in class ls or batch, and measures its end.
+    fn window(&mut self, ls: bool, length: Nanos) -> WindowSample<u32> {
+        self.vms[0].params.class = match ls {
+            true => Class::Ls,
+            false => Class::Batch,
+        };
+        *self.core.scheduler_mut() = scheduler(ls);
+        self.core.configure(&self.vms);
+        let begin = self.core.now();
+        self.core.run_until(begin + SETTLING).unwrap();
+        let report = self.core.report();
+        self.base = report
+            .vms
+            .iter()
+            .map(|vm| (vm.wake_waits.len(), vm.ran))
+            .collect();
+        self.core.run_until(begin + length).unwrap();
+        let report = self.core.report();
+        let sample = |(vm, base): (&VmReport, &(usize, Nanos))| (vm.id, sample(vm, *base));
+        let mut samples: Vec<_> = report.vms.iter().zip(&self.base).map(sample).collect();
+        let own = samples.remove(0).1;
+        WindowSample {
+            own,
+            neighbours: samples,
+        }
+    }
+
+    /// A whole trial.
+    fn trial(&mut self, seed: u64) -> Outcome<u32> {
+        let mut trial = Trial::new(seed);
+        loop {
+            let sample = self.window(trial.with(), WINDOW);
+            if let Some(outcome) = trial.end_window(sample) {
+                return outcome;
+            }
+        }
+    }
+}
+
+/// viola's default, or slices of 4 ms in turn, about as long as those of a stock kernel.
+fn scheduler(ls: bool) -> Box<dyn CoreScheduler> {
+    match ls {
+        true => Box::new(Interleaved::new(InterleavedConfig::default())),
+        false => {
+            let mut stock = Credit::new(false);
+            stock.set_slice(4 * MS);
+            Box::new(stock)
+        }
+    }
+}
+
+/// The mean of the slowest twentieth of the wake-ups, and the run time.
+fn sample(vm: &VmReport, (wakes, ran): (usize, Nanos)) -> Sample {
+    let mut waits = vm.wake_waits[wakes..].to_vec();
+    waits.sort_unstable_by(|a, b| b.cmp(a));
+    let slowest = &waits[..waits.len().div_ceil(20)];
+    let delay = slowest.iter().sum::<Nanos>() as f64 / slowest.len().max(1) as f64;
+    Sample {
+        delay: (waits.len() >= MIN_WAKES).then_some(delay.max(1_024.0)),
+        work: (vm.ran - ran) as f64,
+    }
+}
+
+/// A server that is asked at fixed moments, in an open loop, and wants at most a third of its share of a core with `vms` VMs.
+fn server(vms: u64) -> impl Strategy<Value = Behaviour> {
+    (25 * MS..45 * MS, 100_u64..330).prop_map(move |(period, permille)| Behaviour::Duty {
+        period,
+        on: period * permille / 1000 / vms,
+    })
+}
+
+fn busy(count: usize) -> Vec<Behaviour> {
+    vec![Behaviour::Busy; count]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    /// A server beside VMs that compute gains, nobody loses, and the trial finds both at its first look.
+    #[test]
+    fn a_server_beside_busy_vms_keeps_its_class(others in 2_usize..6, seed in any::<u64>(), behaviour in server(6)) {
+        let vms = [vec![behaviour], busy(others)].concat();
+        let outcome = Host::new(&vms, seed).trial(seed);
+        prop_assert!(outcome.stays(), "{outcome:?}");
+        prop_assert_eq!(outcome.pairs, 10);
+        // The oracle: a long run of each kind.
+        let long = |ls| Host::new(&vms, seed ^ 1).window(ls, 60_000 * MS);
+        let (without, with) = (long(false), long(true));
+        let gain = with.own.delay.unwrap() / without.own.delay.unwrap();
+        let found = outcome.own.unwrap();
+        prop_assert!(gain < 0.7, "{gain}");
+        prop_assert!((found.ratio / gain).ln().abs() < 0.7, "found {found:?}, oracle {gain}");
+        for ((_, before), (_, after)) in without.neighbours.iter().zip(&with.neighbours) {
+            prop_assert!(after.work >= before.work * 0.97, "{} to {}", before.work, after.work);
+        }
+    }
+
+    /// A VM that only computes, and one that has the core alone, are never kept in class ls.
+    #[test]
+    fn who_cannot_gain_is_not_kept(others in 0_usize..4, seed in any::<u64>(), behaviour in server(1)) {
+        let alone = Host::new(&[behaviour], seed).trial(seed);
+        prop_assert!(!alone.stays(), "{alone:?}");
+        let computes = Host::new(&busy(others + 1), seed).trial(seed);
+        prop_assert!(!computes.stays(), "{computes:?}");
+    }
+
+    /// Beside servers that are batch, class ls for one stays only if the others do not lose.
+    #[test]
+    fn what_stays_harms_no_neighbour(
+        servers in prop::collection::vec(server(6), 2..4), others in 1_usize..4, seed in any::<u64>()
+    ) {
+        let vms = [servers, busy(others)].concat();
+        let outcome = Host::new(&vms, seed).trial(seed);
+        if outcome.stays() {
+            let long = |ls| Host::new(&vms, seed ^ 1).window(ls, 120_000 * MS);
+            let (without, with) = (long(false), long(true));
+            for ((id, before), (_, after)) in without.neighbours.iter().zip(&with.neighbours) {
+                prop_assert!(after.work >= before.work * 0.96, "VM {id}: {before:?} to {after:?}");
+                if let (Some(before), Some(after)) = (before.delay, after.delay) {
+                    prop_assert!(after <= before * 1.15 + 50_000.0, "VM {id}: delay {before} to {after}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_first_vm_is_the_one_that_is_tried() {
+    let mut host = Host::new(&busy(2), 1);
+    let sample = host.window(false, WINDOW);
+    assert_eq!(host.core.report().vms[0].id, TRIED);
+    assert_eq!(sample.neighbours[0].0, 1);
+    assert!(
+        (sample.own.work / 1e9 - 1.0).abs() < 0.1,
+        "half of 2 s: {}",
+        sample.own.work
+    );
+}
