@@ -4,7 +4,7 @@
 lab := $(or $(CARGO_TARGET_DIR),target)/release/viola-lab
 rt := scripts/with-rt.sh
 
-.PHONY: help run test test-beds check lint fuzz bench-slices bench-turbo bench-scx bench-vread bench-vpipe bench-copies bench-backlog bench-lanes bench-papers bench-daemon bench-sim demo-vread demo-vpipe build deb setup guests clients hadoop lab-image docs clean
+.PHONY: help run test test-beds check lint fuzz deny miri same-build bench-slices bench-auto bench-turbo bench-scx bench-vread bench-vpipe bench-copies bench-backlog bench-lanes bench-papers bench-daemon bench-sim demo-vread demo-vpipe build deb setup guests clients hadoop lab-image docs clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -46,6 +46,18 @@ lint: setup
 fuzz: setup
 	@scripts/fuzz.sh $(ARGS)
 
+## make deny          dependencies by deny.toml: advisories, licences, versions, origins
+deny: setup
+	@scripts/deny.sh
+
+## make miri          unit tests of the pure crates under Miri, which finds undefined behaviour
+miri: setup
+	@scripts/miri.sh
+
+## make same-build    builds viola twice and compares the two byte by byte
+same-build: setup
+	@scripts/same-build.sh
+
 ## make bench-slices  the figures of bench/results/slices.json, about 25 minutes; ARGS="--quick" for a look
 bench-slices: guests build
 	@$(rt) $(lab) bench slices $(ARGS)
@@ -82,6 +94,10 @@ bench-backlog: guests build
 bench-turbo: guests clients build
 	@scripts/uml-smp.sh
 	@$(rt) $(lab) bench turbo $(ARGS)
+
+## make bench-auto    the figures of bench/results/auto.json, half an hour; ARGS="--quick" for a look
+bench-auto: guests build
+	@$(rt) $(lab) bench auto $(ARGS)
 
 ## make bench-scx     the figures of bench/results/scx.json, about half an hour; ARGS="--quick" for a look
 bench-scx: guests build

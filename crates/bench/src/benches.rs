@@ -7,7 +7,7 @@ use viola_cli::error::Outcome;
 use viola_cli::interrupt;
 
 use crate::options::{Options, need_root};
-use crate::{backlog, copies, daemon, lanes, papers, scx, sim, slices, turbo, vpipe, vread};
+use crate::{auto, backlog, copies, daemon, lanes, papers, scx, sim, slices, turbo, vpipe, vread};
 
 /// The benchmarks.
 #[derive(Debug, Subcommand)]
@@ -18,6 +18,12 @@ pub enum Bench {
     /// above it. Needs root, two cores and the lab's guest image (make build). Takes about 25 minutes, with --quick
     /// about two. A full run writes bench/results/slices.json, a partial run build/bench/slices.json.
     Slices(Options),
+    /// Measure what guests gain when viola chooses their classes itself, against classes set by hand and stock scheduling.
+    ///
+    /// Two web servers are asked in an open loop, three guests beside them compute. Needs root, two cores and the lab's guest
+    /// image (make build). Takes about half an hour, with --quick about five minutes. A full run writes
+    /// bench/results/auto.json, a partial run build/bench/auto.json.
+    Auto(Options),
     /// Measure replies of one of four VMs on a core under sched_ext, slots and stock scheduling, in an emulated host.
     ///
     /// The host is a QEMU guest whose kernel has sched_ext (scripts/qemu-image.sh --new). Processes in it stand in for
@@ -86,6 +92,10 @@ pub fn run(bench: &Bench) -> Outcome {
             slices::run(options)
         }
         Bench::Scx(options) => scx::run(options),
+        Bench::Auto(options) => {
+            need_root()?;
+            auto::run(options)
+        }
         Bench::Turbo(options) => {
             need_root()?;
             turbo::run(options)

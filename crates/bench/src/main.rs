@@ -6,7 +6,7 @@
 //! | `args`, `benches`, `options` | the command line |
 //! | `lab` | guests to play with |
 //! | `demo` | what `make run` shows |
-//! | `slices`, `turbo`, `scx`, `vread`, `vpipe`, `copies`, `backlog`, `lanes`, `papers`, `daemon`, `sim` | one benchmark each |
+//! | `slices`, `auto`, `turbo`, `scx`, `vread`, `vpipe`, `copies`, `backlog`, `lanes`, `papers`, `daemon`, `sim` | one benchmark each |
 //! | `charts` | charts of the page of `demo` |
 //! | `harness` | what they share: sides, rows with goals, the file of results |
 
@@ -14,6 +14,8 @@
 #![cfg_attr(not(feature = "benches"), allow(dead_code))]
 
 mod args;
+#[cfg(feature = "benches")]
+mod auto;
 #[cfg(feature = "benches")]
 mod backlog;
 #[cfg(feature = "benches")]

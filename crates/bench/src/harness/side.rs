@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use viola_host::proc;
 use viola_lab::Lab;
-use viola_proto::{Stage, Status};
+use viola_proto::{Events, Stage, Status};
 
 use super::cpu::{self, CpuSample};
 use super::folder::Folder;
@@ -38,6 +38,8 @@ pub enum Side {
     Credit,
     /// viola with this microslice, in microseconds.
     Viola(u32),
+    /// viola with `auto = "on"` and no class set.
+    Auto,
     /// viola with this turbo core, which runs the first vCPU of the guests that do I/O, within a budget.
     Turbo(usize),
 }
@@ -50,6 +52,7 @@ impl Side {
             Self::StockTimes4 => "stock, 4x weight".into(),
             Self::Credit => "30 ms slices".into(),
             Self::Viola(us) => format!("viola {}", slice(us)),
+            Self::Auto => "auto".into(),
             Self::Turbo(_) => "turbo".into(),
         }
     }
@@ -88,13 +91,17 @@ impl Guests {
     fn config(&self, side: Side, folder: &Path) -> String {
         let (mode, microslice) = match side {
             Side::Viola(us) => ("interleaved", format!("microslice = \"{us}us\"\n")),
-            Side::Turbo(_) => ("interleaved", String::new()),
+            Side::Turbo(_) | Side::Auto => ("interleaved", String::new()),
             _ => ("credit", String::new()),
         };
         let at = |name: &str| format!("{:?}", folder.join(name).display().to_string());
         let cores: Vec<String> = self.cores.iter().map(ToString::to_string).collect();
+        let auto = match side {
+            Side::Auto => "auto = \"on\"\n",
+            _ => "",
+        };
         let mut text = format!(
-            "[daemon]\nsocket = {}\nrun_dir = {}\nstate_dir = {}\n\n\
+            "{auto}[daemon]\nsocket = {}\nrun_dir = {}\nstate_dir = {}\n\n\
              [slices]\ncores = \"{}\"\nmechanism = \"slots\"\nmode = \"{mode}\"\n",
             at("viola.sock"),
             at("run"),
@@ -174,7 +181,7 @@ impl Active {
                 set_weight(pid, NICE_OF_WEIGHT_X4)?;
                 ActiveSide::Weight(pid)
             }
-            Side::Credit | Side::Viola(_) | Side::Turbo(_) => {
+            Side::Credit | Side::Viola(_) | Side::Auto | Side::Turbo(_) => {
                 let names: Vec<&str> = lab.guests().iter().map(viola_lab::Guest::name).collect();
                 ActiveSide::Daemon(Daemon::start(side, guests, &names)?)
             }
@@ -190,6 +197,17 @@ impl Active {
         match &self.hold {
             ActiveSide::Daemon(daemon) => daemon.controller_ns(),
             _ => Ok(0),
+        }
+    }
+
+    /// The daemon's last events; none without a daemon.
+    ///
+    /// # Errors
+    /// The daemon does not answer.
+    pub fn events(&self) -> Outcome<Events> {
+        match &self.hold {
+            ActiveSide::Daemon(daemon) => Ok(daemon.client.get("/events")?),
+            _ => Ok(Events::default()),
         }
     }
 
@@ -299,13 +317,13 @@ impl Daemon {
             client,
             folder,
         };
-        daemon.wait(guests, names)?;
+        daemon.wait(side, guests, names)?;
         Ok(daemon)
     }
 
     /// Waits until all guests are on the cores, and the latency-sensitive ones on cores that the daemon schedules. Of
     /// several cores it schedules only those that need it.
-    fn wait(&mut self, guests: &Guests, names: &[&str]) -> Outcome {
+    fn wait(&mut self, side: Side, guests: &Guests, names: &[&str]) -> Outcome {
         let started = Instant::now();
         let mut last = String::from("the daemon does not answer");
         while started.elapsed() < DAEMON_TIMEOUT {
@@ -329,7 +347,12 @@ impl Daemon {
                 let is_placed = |name: &&str| has(&managed, name) || has(&others, name);
                 let is_scheduled = |name: &String| has(&managed, name);
                 let is_served = !managed.is_empty() && guests.ls.iter().all(is_scheduled);
-                if status.stage == Stage::Running && is_served && names.iter().all(is_placed) {
+                let is_ready = match side {
+                    // It changes nothing yet.
+                    Side::Auto => status.stage == Stage::Idle,
+                    _ => status.stage == Stage::Running && is_served,
+                };
+                if is_ready && names.iter().all(is_placed) {
                     return Ok(());
                 }
                 last = match others.first() {

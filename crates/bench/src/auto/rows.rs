@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Readings of all rounds, and their rows.
+
+use std::time::Duration;
+
+use viola_proto::{Event, EventKind, Events};
+use viola_report::stats::{Sorted, figure};
+
+use super::SERVERS;
+use crate::harness::load::LoadReading;
+use crate::harness::row::{Goal, Row};
+use crate::harness::side::Side;
+
+/// After this time viola must have most of the gain, and no window may be worse than stock.
+const MINUTE: Duration = Duration::from_secs(60);
+/// After this time it must have nearly all of it.
+const THREE_MINUTES: Duration = Duration::from_secs(180);
+
+/// Name of a side in the rows.
+pub fn name(side: Side) -> &'static str {
+    match side {
+        Side::Auto => "auto",
+        Side::Stock => "stock",
+        _ => "by hand",
+    }
+}
+
+/// The changes of class among the daemon's events, oldest first.
+pub fn changes(events: &Events) -> Vec<&Event> {
+    let is_change = |event: &&Event| {
+        let what = &event.what;
+        let words = ["tries class", "class ls (auto", "class batch (auto"];
+        event.kind == EventKind::Change && words.iter().any(|w| what.starts_with(w))
+    };
+    events.events.iter().filter(is_change).collect()
+}
+
+/// Latencies of a side in one round, ms, and the work of the others.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Figures {
+    p50: f64,
+    p99: f64,
+    work: f64,
+}
+
+impl Figures {
+    /// All windows together.
+    fn of<'a>(windows: impl IntoIterator<Item = &'a LoadReading>) -> Self {
+        let windows: Vec<&LoadReading> = windows.into_iter().collect();
+        let all = Sorted::pooled(windows.iter().map(|window| &window.latency));
+        let work: f64 = windows.iter().filter_map(|window| window.batch_per_s).sum();
+        Self {
+            p50: all.median().unwrap_or(f64::NAN),
+            p99: all.quantile(0.99).unwrap_or(f64::NAN),
+            work: work / windows.len().max(1) as f64,
+        }
+    }
+}
+
+/// One round in which viola chose.
+#[derive(Debug)]
+pub struct AutoReading {
+    /// Windows with the time of their end.
+    windows: Vec<(Duration, LoadReading)>,
+    /// Number of changes that stayed or were taken back.
+    outcomes: usize,
+    /// When the last server got its class for good, s; `None` if not all did.
+    complete_s: Option<f64>,
+}
+
+impl AutoReading {
+    /// Takes the windows, and the daemon's events since `begin_ms` (ms since 1970).
+    pub fn new(windows: Vec<(Duration, LoadReading)>, events: &Events, begin_ms: u64) -> Self {
+        let changes = changes(events);
+        let kept = changes.iter().filter(|e| e.what.starts_with("class ls"));
+        let kept: Vec<f64> = kept
+            .map(|e| e.at_ms.saturating_sub(begin_ms) as f64 / 1e3)
+            .collect();
+        let is_outcome = |e: &&&Event| e.what.starts_with("class ");
+        Self {
+            windows,
+            outcomes: changes.iter().filter(is_outcome).count(),
+            complete_s: kept.get(SERVERS - 1).copied(),
+        }
+    }
+
+    /// A line of progress.
+    pub fn text(&self) -> String {
+        let complete = match self.complete_s {
+            Some(s) => format!("both servers have class ls after {s:.0} s"),
+            None => "not both servers got class ls".into(),
+        };
+        let p99 = figure(self.after(THREE_MINUTES).p99);
+        format!("{complete}, {} outcomes, p99 {p99} ms then", self.outcomes)
+    }
+
+    /// The figures of the windows that began after a time.
+    fn after(&self, time: Duration) -> Figures {
+        let later = self
+            .windows
+            .iter()
+            .filter(|(end, _)| *end >= time + super::WINDOW);
+        Figures::of(later.map(|(_, window)| window))
+    }
+
+    /// The figures of the first window that began after a time.
+    fn at(&self, time: Duration) -> Figures {
+        let mut later = self
+            .windows
+            .iter()
+            .filter(|(end, _)| *end >= time + super::WINDOW);
+        Figures::of(later.next().map(|(_, window)| window))
+    }
+
+    /// The longest p99 of the windows that began after the first minute, ms.
+    fn worst_p99(&self) -> f64 {
+        let later = self
+            .windows
+            .iter()
+            .filter(|(end, _)| *end >= MINUTE + super::WINDOW);
+        let p99 = later.map(|(_, window)| Figures::of([window]).p99);
+        p99.fold(f64::NAN, f64::max)
+    }
+
+    fn whole(&self) -> Figures {
+        Figures::of(self.windows.iter().map(|(_, window)| window))
+    }
+}
+
+/// The readings of all rounds.
+#[derive(Debug, Default)]
+pub struct Measurements {
+    stock: Vec<Figures>,
+    by_hand: Vec<Figures>,
+    /// Rounds in which viola chose.
+    pub autos: Vec<AutoReading>,
+    /// Changes while all guests computed.
+    pub needless: Vec<f64>,
+    /// Windows of the side that is being measured.
+    windows: Vec<LoadReading>,
+}
+
+impl Measurements {
+    /// Adds a window of a side that does not change.
+    pub fn add(&mut self, reading: LoadReading) {
+        self.windows.push(reading);
+    }
+
+    /// The windows of this round of the side are complete.
+    pub fn end_round(&mut self, side: Side) {
+        let figures = Figures::of(&std::mem::take(&mut self.windows));
+        match side {
+            Side::Stock => self.stock.push(figures),
+            _ => self.by_hand.push(figures),
+        }
+    }
+
+    /// The part of the gain by hand that viola has not reached, percent, by round.
+    fn missing(
+        &self,
+        auto: impl Fn(&AutoReading) -> Figures,
+        of: impl Fn(&Figures) -> f64,
+    ) -> Vec<f64> {
+        let rounds = self.stock.iter().zip(&self.by_hand).zip(&self.autos);
+        let missing = |((stock, hand), found): ((&Figures, &Figures), &AutoReading)| {
+            let (stock, hand, found) = (of(stock), of(hand), of(&auto(found)));
+            100.0 * (found - hand) / (stock - hand)
+        };
+        rounds.map(missing).collect()
+    }
+
+    /// The rows.
+    pub fn rows(&self) -> Vec<Row> {
+        let row = |what: &str, unit, of: fn(&Figures) -> f64, auto: Vec<f64>| {
+            Row::new(what, unit)
+                .side("stock", self.stock.iter().map(of))
+                .side("by hand", self.by_hand.iter().map(of))
+                .side("auto", auto)
+                .against("auto", "stock")
+        };
+        let autos =
+            |of: &dyn Fn(&AutoReading) -> f64| self.autos.iter().map(of).collect::<Vec<_>>();
+        let only = |what: &str, unit, auto: Vec<f64>, most: f64| {
+            let row = Row::new(what, unit).side("auto", auto);
+            row.goal(Goal::FigureAtMost(most), "auto")
+        };
+        let p50 = |f: &Figures| f.p50;
+        let p99 = |f: &Figures| f.p99;
+        let late = |of: fn(&Figures) -> f64| autos(&|a| of(&a.after(THREE_MINUTES)));
+        let complete: Vec<f64> = self.autos.iter().filter_map(|a| a.complete_s).collect();
+        let incomplete = self.autos.iter().filter(|a| a.complete_s.is_none()).count();
+        let mut rows = vec![
+            row("HTTP p50, after 3 min", "ms", p50, late(p50)).goal(Goal::AtMost(0.8), "auto"),
+            row("HTTP p99, after 3 min", "ms", p99, late(p99))
+                .goal(Goal::AtMost(1.0 / 3.0), "auto"),
+        ];
+        for (what, of) in [("p50", p50 as fn(&Figures) -> f64), ("p99", p99)] {
+            let minute = self.missing(|a| a.at(MINUTE), of);
+            let later = self.missing(|a| a.after(THREE_MINUTES), of);
+            let name = |when: &str| format!("gain of the {what} that is missing after {when}");
+            rows.push(only(&name("1 min"), "%", minute, 20.0));
+            rows.push(only(&name("3 min"), "%", later, 10.0));
+        }
+        let worst = autos(&AutoReading::worst_p99);
+        let work = autos(&|a| a.whole().work);
+        rows.extend([
+            row(
+                "HTTP p99, the worst 10 s after the first minute",
+                "ms",
+                p99,
+                worst,
+            )
+            .goal(Goal::AtMost(1.05), "auto"),
+            row("work of the others", "units/s", |f| f.work, work)
+                .goal(Goal::AtLeast(0.97), "auto"),
+            only(
+                "time until both servers have class ls",
+                "s",
+                complete,
+                180.0,
+            ),
+            only(
+                "rounds in which not both servers got class ls",
+                "rounds",
+                vec![incomplete as f64],
+                0.0,
+            ),
+            only(
+                "outcomes of trials, two servers",
+                "changes",
+                autos(&|a| a.outcomes as f64),
+                2.0 * SERVERS as f64,
+            ),
+            only(
+                "changes in 60 s while all guests compute",
+                "changes",
+                self.needless.clone(),
+                0.0,
+            ),
+        ]);
+        rows.retain(Row::is_measured);
+        rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn window(ms: f64) -> LoadReading {
+        LoadReading {
+            latency: Sorted::new(vec![ms; 100]),
+            batch_per_s: Some(1000.0),
+            ..LoadReading::default()
+        }
+    }
+
+    fn event(at_ms: u64, what: &str) -> Event {
+        Event {
+            number: at_ms,
+            at_ms,
+            kind: EventKind::Change,
+            vm: Some("uml:web".into()),
+            what: what.into(),
+        }
+    }
+
+    #[test]
+    fn gains_are_parts_of_what_is_gained_by_hand() {
+        let mut found = Measurements::default();
+        for (side, ms) in [(Side::Stock, 10.0), (Side::Viola(300), 2.0)] {
+            found.add(window(ms));
+            found.end_round(side);
+        }
+        let windows = (1..=24).map(|i| {
+            let ms = if i < 10 { 10.0 } else { 3.0 };
+            (Duration::from_secs(10 * i), window(ms))
+        });
+        let events = Events {
+            pid: 1,
+            events: vec![
+                event(1_000, "tries class ls (auto): 400 packets/s"),
+                event(61_000, "class ls (auto): its delay is 0.2x"),
+                event(62_000, "core 1: slots on, since web is latency-sensitive"),
+                event(95_000, "class ls (auto): its delay is 0.3x"),
+            ],
+        };
+        found
+            .autos
+            .push(AutoReading::new(windows.collect(), &events, 1_000));
+        found.needless.push(0.0);
+        let rows = found.rows();
+        let of = |name: &str| rows.iter().find(|row| row.name == name).unwrap();
+        let missing = of("gain of the p99 that is missing after 1 min");
+        assert_eq!(
+            (missing.median("auto"), missing.met),
+            (Some(100.0), Some(false))
+        );
+        let missing = of("gain of the p99 that is missing after 3 min");
+        assert_eq!(
+            (missing.median("auto"), missing.met),
+            (Some(12.5), Some(false))
+        );
+        assert_eq!(of("HTTP p50, after 3 min").ratio, Some(0.3));
+        assert_eq!(
+            of("HTTP p99, the worst 10 s after the first minute").ratio,
+            Some(1.0)
+        );
+        let time = of("time until both servers have class ls");
+        assert_eq!((time.median("auto"), time.met), (Some(94.0), Some(true)));
+        assert_eq!(
+            of("outcomes of trials, two servers").median("auto"),
+            Some(2.0)
+        );
+        assert_eq!(
+            of("changes in 60 s while all guests compute").met,
+            Some(true)
+        );
+        assert_eq!(of("work of the others").ratio, Some(1.0));
+    }
+}
