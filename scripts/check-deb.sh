@@ -36,6 +36,7 @@ compare viola "$viola" <<END
 -rw-r--r-- root/root ./usr/share/doc/viola/changelog.Debian.gz
 -rw-r--r-- root/root ./usr/share/doc/viola/copyright
 -rw-r--r-- root/root ./usr/share/doc/viola/grafana.json
+-rw-r--r-- root/root ./usr/share/doc/viola/viola.cdx.json
 -rw-r--r-- root/root ./usr/share/doc/viola/vms.schema.json
 $pages
 END
@@ -46,6 +47,8 @@ compare viola-agent "$agent" <<END
 -rw-r--r-- root/root ./usr/lib/libvpipe_preload.so
 -rw-r--r-- root/root ./usr/share/doc/viola-agent/changelog.Debian.gz
 -rw-r--r-- root/root ./usr/share/doc/viola-agent/copyright
+-rw-r--r-- root/root ./usr/share/doc/viola-agent/libvpipe-preload.cdx.json
+-rw-r--r-- root/root ./usr/share/doc/viola-agent/viola-agent.cdx.json
 -rw-r--r-- root/root ./usr/share/man/man8/viola-agent.8.gz
 END
 

@@ -20,6 +20,9 @@ cargo build --quiet --locked --release -p viola
 program=${CARGO_TARGET_DIR:-target}/release/viola
 rm -rf build/deb/man build/deb/agent
 "$program" man build/deb/man
+scripts/sbom.py viola build/deb/viola.cdx.json
+scripts/sbom.py viola-agent build/deb/viola-agent.cdx.json
+scripts/sbom.py viola-libvpipe-preload build/deb/libvpipe-preload.cdx.json
 
 # the lab's image has built both for its guests
 scripts/lab-image.sh
