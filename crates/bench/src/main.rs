@@ -6,7 +6,8 @@
 //! | `args`, `benches`, `options` | the command line |
 //! | `lab` | guests to play with |
 //! | `demo` | what `make run` shows |
-//! | `slices`, `auto`, `turbo`, `scx`, `vread`, `vpipe`, `copies`, `backlog`, `lanes`, `papers`, `daemon`, `sim` | one benchmark each |
+//! | `slices`, `auto`, `turbo`, `scx`, `vread`, `vpipe`, `copies` | one benchmark each |
+//! | `backlog`, `lanes`, `papers`, `daemon`, `sim` | one benchmark each |
 //! | `charts` | charts of the page of `demo` |
 //! | `harness` | what they share: sides, rows with goals, the file of results |
 

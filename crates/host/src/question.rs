@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// How long the caller waits for an answer at once. Emulators that are well answer in a millisecond or two.
-const PROMPT_TIMEOUT: Duration = Duration::from_millis(20);
+const PROMPT_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// A question that was asked.
 pub(crate) struct Question<T>(Mutex<Receiver<T>>);

@@ -175,13 +175,14 @@ impl Measurements {
             Row::new(what, unit)
                 .side("stock", self.stock.iter().map(of))
                 .side("by hand", self.by_hand.iter().map(of))
-                .side("auto", auto)
+                .side("auto", auto.into_iter().filter(|figure| figure.is_finite()))
                 .against("auto", "stock")
         };
         let autos =
             |of: &dyn Fn(&AutoReading) -> f64| self.autos.iter().map(of).collect::<Vec<_>>();
         let only = |what: &str, unit, auto: Vec<f64>, most: f64| {
-            let row = Row::new(what, unit).side("auto", auto);
+            let measured = auto.into_iter().filter(|figure| figure.is_finite());
+            let row = Row::new(what, unit).side("auto", measured);
             row.goal(Goal::FigureAtMost(most), "auto")
         };
         let p50 = |f: &Figures| f.p50;
