@@ -51,6 +51,12 @@ static void connected(int ends[2])
     ends[1] = accept(listener, NULL, NULL);
     if (ends[1] < 0)
         die("accept");
+    /* A worker may send by a number that its handler has just closed. That must not be the other end of another worker. */
+    int high = fcntl(ends[1], F_DUPFD_CLOEXEC, 500);
+    if (high < 0)
+        die("fcntl");
+    close(ends[1]);
+    ends[1] = high;
     close(listener);
     fcntl(ends[0], F_SETFL, O_NONBLOCK);
 }
