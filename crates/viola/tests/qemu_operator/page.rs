@@ -74,6 +74,11 @@ pub fn follow(host: &Host, begin: Instant, stock: (f64, f64)) -> f64 {
                 "sed -i '/^\\[slices\\]/,/^\\[turbo\\]/s/^#cores = .*/cores = \"1\"/' /etc/viola/viola.toml; \
                  grep -q '^cores = \"1\"' /etc/viola/viola.toml",
             )),
+            // The rest of the page sets classes by hand.
+            "auto = \"on\"" => drop(host.good(
+                "sed 's/^auto = .*/auto = \"on\"/' /etc/viola/viola.toml >/tmp/auto.toml; \
+                 grep -q '^auto = \"on\"' /tmp/auto.toml && viola check --config /tmp/auto.toml >/dev/null",
+            )),
             "systemctl reload viola" => drop(host.good(command)),
             "viola set db01 --class ls" => ratio = sooner(host, begin, command, stock),
             "journalctl -u viola VIOLA_KIND=change" => {
@@ -83,7 +88,7 @@ pub fn follow(host: &Host, begin: Instant, stock: (f64, f64)) -> f64 {
             // [`removal`] runs at the end.
             "apt remove viola" => {}
             other => {
-                let plain = ["apt install ", "viola set ", "viola why ", "viola stop ", "viola start", "curl "];
+                let plain = ["apt install ", "viola set ", "viola advise", "viola why ", "viola stop ", "viola start", "curl "];
                 assert!(
                     plain.iter().any(|p| other.starts_with(p)),
                     "the first page has the command `{other}`, which this test does not run"
