@@ -52,7 +52,8 @@ def component(package, checksums):
 def bill(name):
     data = json.loads(cargo("metadata", "--format-version", "1", "--filter-platform", TARGET))
     by_id = {package["id"]: package for package in data["packages"]}
-    if not any(by_id[member]["name"] == name for member in data["workspace_members"]):
+    program = next((id for id in data["workspace_members"] if by_id[id]["name"] == name), None)
+    if program is None:
         print(f"sbom: the workspace has no package {name}", file=sys.stderr)
         sys.exit(2)
     lock = tomllib.loads((ROOT / "Cargo.lock").read_text())
@@ -65,7 +66,6 @@ def bill(name):
         for node in data["resolve"]["nodes"]
         if node["id"] in found
     }
-    program = next(id for id in found if id in data["workspace_members"] and by_id[id]["name"] == name)
     others = [entry for id, entry in components.items() if id != program]
     dependencies = [{"ref": components[id]["bom-ref"], "dependsOn": refs} for id, refs in needs.items()]
     return {

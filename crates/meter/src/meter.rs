@@ -247,11 +247,8 @@ impl Meter {
                     .filter(|(_, r)| r.is_used)
                 {
                     let mut new = accounts.times(account as u32);
-                    // Adds the time since the last switch; the next reading replaces it.
-                    if new.on_since != 0 {
-                        new.run += at.saturating_sub(new.on_since);
-                    }
-                    new.run = new.run.max(reading.now.run);
+                    // The next reading replaces the time since the last switch.
+                    new.run = new.run_until(at).max(reading.now.run);
                     reading.now = new;
                 }
             }

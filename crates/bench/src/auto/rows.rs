@@ -94,31 +94,30 @@ impl AutoReading {
         format!("{complete}, {} outcomes, p99 {p99} ms then", self.outcomes)
     }
 
+    /// The windows that began after a time.
+    fn windows_after(&self, time: Duration) -> impl Iterator<Item = &LoadReading> {
+        let is_later = move |(end, _): &&(Duration, LoadReading)| *end >= time + super::WINDOW;
+        self.windows
+            .iter()
+            .filter(is_later)
+            .map(|(_, window)| window)
+    }
+
     /// The figures of the windows that began after a time.
     fn after(&self, time: Duration) -> Figures {
-        let later = self
-            .windows
-            .iter()
-            .filter(|(end, _)| *end >= time + super::WINDOW);
-        Figures::of(later.map(|(_, window)| window))
+        Figures::of(self.windows_after(time))
     }
 
     /// The figures of the first window that began after a time.
     fn at(&self, time: Duration) -> Figures {
-        let mut later = self
-            .windows
-            .iter()
-            .filter(|(end, _)| *end >= time + super::WINDOW);
-        Figures::of(later.next().map(|(_, window)| window))
+        Figures::of(self.windows_after(time).take(1))
     }
 
     /// The longest p99 of the windows that began after the first minute, ms.
     fn worst_p99(&self) -> f64 {
-        let later = self
-            .windows
-            .iter()
-            .filter(|(end, _)| *end >= MINUTE + super::WINDOW);
-        let p99 = later.map(|(_, window)| Figures::of([window]).p99);
+        let p99 = self
+            .windows_after(MINUTE)
+            .map(|window| Figures::of([window]).p99);
         p99.fold(f64::NAN, f64::max)
     }
 

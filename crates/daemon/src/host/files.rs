@@ -8,6 +8,8 @@ use std::path::Path;
 
 use rustix::fs::Mode;
 use rustix::process::umask;
+use serde::Serialize;
+use viola_host::replace::{Survives, replace};
 
 /// Creates a directory and its parents, unless they exist.
 ///
@@ -16,6 +18,15 @@ use rustix::process::umask;
 pub fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true).mode(mode).create(path)
+}
+
+/// Replaces a file of `state_dir` by JSON: the new one is on the disk before it gets the name. Makes the folder if need be.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn replace_json(file: &Path, content: &impl Serialize) -> io::Result<()> {
+    make_dir(file.parent().unwrap_or(Path::new("/")), 0o700)?;
+    replace(file, &serde_json::to_vec_pretty(content)?, Survives::Reboot)
 }
 
 /// Binds a unix socket that only this user can connect to: the umask keeps others out from the first moment.

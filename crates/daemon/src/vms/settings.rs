@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use viola_host::Vm;
-use viola_host::replace::{Survives, replace};
 use viola_policy::slices::DEFAULT_WEIGHT;
 use viola_proto::lanes::{LaneChange, LaneSetting};
 use viola_proto::{Change, ClassSetting, Source};
 
+use crate::host::files::replace_json;
 use viola_cli::quantities::{self, DEFAULT_MICROSLICE};
 use viola_config::{Auto, Config};
 
@@ -253,7 +253,7 @@ impl Settings {
     pub fn change(&mut self, vm: &Vm, change: &Change) -> Result<(), String> {
         let overrides = read(vm, change)?;
         let id = vm.id.to_string();
-        if change.keep && id.ends_with(&format!("@{}", vm.pid)) {
+        if change.keep && shares_its_name(vm) {
             return Err(format!(
                 "{id} shares its name with another VM, so a kept setting would not find it again; give it a name of its own"
             ));
@@ -332,7 +332,8 @@ impl Settings {
     /// Writes the kept settings to the file, if they changed.
     fn keep(&mut self, kept: BTreeMap<String, Overrides>) -> Result<(), String> {
         if kept != self.kept {
-            write(&self.file, &kept).map_err(|e| {
+            let content = SettingsFile { vms: kept.clone() };
+            replace_json(&self.file, &content).map_err(|e| {
                 format!(
                     "{} cannot be written ({e}); nothing was changed",
                     self.file.display()
@@ -400,6 +401,11 @@ fn first<T>(
     })
 }
 
+/// Whether another VM has the same name, so that this one's identity ends with it.
+pub fn shares_its_name(vm: &Vm) -> bool {
+    vm.id.as_str().ends_with(&format!("@{}", vm.pid))
+}
+
 /// Number of cores that a VM can use at a time.
 pub fn usable_cores(vm: &Vm) -> usize {
     vm.vcpus.len().min(vm.cores.len()).max(1)
@@ -445,14 +451,6 @@ fn read(vm: &Vm, change: &Change) -> Result<Overrides, String> {
         );
     }
     Ok(overrides)
-}
-
-/// Replaces the file: the new one is on the disk before it gets the name.
-fn write(file: &Path, vms: &BTreeMap<String, Overrides>) -> io::Result<()> {
-    let dir = file.parent().unwrap_or(Path::new("/"));
-    crate::host::files::make_dir(dir, 0o700)?;
-    let json = serde_json::to_vec_pretty(&SettingsFile { vms: vms.clone() })?;
-    replace(file, &json, Survives::Reboot)
 }
 
 #[cfg(test)]

@@ -66,6 +66,16 @@ pub struct AccountTimes {
     pub on_since: u64,
 }
 
+impl AccountTimes {
+    /// Time on a CPU up to `at` (ns), also since the last switch.
+    pub fn run_until(&self, at: u64) -> u64 {
+        match self.on_since {
+            0 => self.run,
+            since => self.run + at.saturating_sub(since),
+        }
+    }
+}
+
 /// One VM on one core.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]

@@ -55,13 +55,7 @@ impl Meter {
         let at = now();
         let accounts = acct.accounts();
         let groups = vm.vcpus.iter().chain([&vm.service]);
-        let run = groups.map(|group| {
-            let times = accounts.times(group.account);
-            match times.on_since {
-                0 => times.run,
-                since => times.run + at.saturating_sub(since),
-            }
-        });
+        let run = groups.map(|group| accounts.times(group.account).run_until(at));
         let waits = vm.vcpus.iter();
         Some(VmCounters {
             at,

@@ -27,6 +27,7 @@ use viola_proto::ClassSetting;
 use self::memory::{Memory, Remembered};
 pub use self::trial::Counters;
 use self::trial::{Running, found};
+use crate::vms::settings::shares_its_name;
 use viola_cli::error::one_line;
 use viola_cli::quantities::{percent, rounded};
 
@@ -199,8 +200,7 @@ impl Classes {
         state.tried_at = Some(o.at);
         state.without = stays.then_some((figure, without));
         state.last_change.clone_from(&found);
-        let shares_its_name = o.vm.id.as_str().ends_with(&format!("@{}", o.vm.pid));
-        if outcome.finding != Finding::TooFewEvents && !shares_its_name {
+        if outcome.finding != Finding::TooFewEvents && !shares_its_name(o.vm) {
             let finding = Remembered {
                 stays,
                 found,

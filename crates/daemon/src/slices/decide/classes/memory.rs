@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use viola_host::VmId;
-use viola_host::replace::{Survives, replace};
 use viola_policy::slices::Nanos;
 
+use crate::host::files::replace_json;
 use viola_cli::log::{self, Level};
 
 /// Name of the file in `state_dir`.
@@ -89,11 +89,7 @@ impl Memory {
         let content = MemoryFile {
             vms: self.vms.clone(),
         };
-        let dir = file.parent().unwrap_or(Path::new("/"));
-        let written = crate::host::files::make_dir(dir, 0o700)
-            .and_then(|()| Ok(serde_json::to_vec_pretty(&content)?))
-            .and_then(|json| replace(file, &json, Survives::Reboot));
-        if let Err(e) = written {
+        if let Err(e) = replace_json(file, &content) {
             let what = format!(
                 "{} cannot be written ({e}); a new daemon will try classes anew",
                 file.display()
