@@ -86,8 +86,8 @@ pub struct Observation<'a> {
     pub at: Nanos,
     /// Its length, ns.
     pub span: Nanos,
-    /// How long requests to it waited in the last 10 s.
-    pub figures: Figures,
+    /// Adds up how long requests to it waited in the last 10 s, which is slow.
+    pub figures: &'a dyn Fn() -> Figures,
     /// What class ls would do for its waits; `None` without a mechanism.
     pub advice: Option<Advice>,
     /// Reads the counters of the VM and the other VMs of its core.
@@ -161,10 +161,10 @@ impl Classes {
             None => {
                 state.last_change = verdict.why.to_string();
                 let line = format!("tries class ls (auto): {}; {advice}", verdict.why);
-                (o.figures.best()?, line)
+                ((o.figures)().best()?, line)
             }
             Some((figure, without)) => {
-                let now = o.figures.get(figure)?;
+                let now = (o.figures)().get(figure)?;
                 let is_due = state.tried_at.is_none_or(|at| o.at >= at + STAY_TIME);
                 if now <= without && !is_due {
                     return None;

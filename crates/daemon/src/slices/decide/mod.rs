@@ -18,8 +18,7 @@ use std::time::Instant;
 use viola_host::{Vm, VmId};
 use viola_meter::{Meter, Snapshot};
 use viola_policy::slices::Class;
-use viola_policy::slices::classify::{self, Advice, Figures};
-use viola_proto::ClassSetting;
+use viola_policy::slices::classify::{self, Advice};
 
 use super::Slices;
 use crate::cores::{Candidate, PlanConfig, TurboConfig};
@@ -106,20 +105,15 @@ impl Slices {
             let Ok(at) = window.vms.binary_search_by(|s| s.id.cmp(&vm.id)) else {
                 continue;
             };
-            let setting = inputs.controls(vm).class.value;
-            // Only class auto needs the figures of the last ten seconds, and adding them up is slow.
-            let figures = match setting {
-                ClassSetting::Auto => figures::all(meter, &vm.id),
-                _ => Figures::default(),
-            };
+            let figures = || figures::all(meter, &vm.id);
             let counters = || counters(&self.placement, inputs.vms(), meter, &vm.id);
             let observation = Observation {
                 vm,
-                setting,
+                setting: inputs.controls(vm).class.value,
                 sample: &window.vms[at],
                 at: window.at,
                 span: window.span,
-                figures,
+                figures: &figures,
                 advice,
                 counters: &counters,
                 name: &name,

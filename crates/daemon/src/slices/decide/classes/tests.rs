@@ -74,7 +74,7 @@ impl Host {
                     sample: &sample(vm, self.packets),
                     at: self.now,
                     span: 100 * MS,
-                    figures: Figures {
+                    figures: &|| Figures {
                         packet_delay: Some(delay),
                         residual_wait: Some(delay / 4),
                         mean_wait: None,
