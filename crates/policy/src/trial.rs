@@ -11,10 +11,14 @@ use std::collections::BTreeMap;
 use crate::compare::{Comparison, Estimate};
 use crate::slices::{MS, Nanos};
 
-/// Length of a window, ns.
-pub const WINDOW: Nanos = 3_000 * MS;
+/// Length of a window, ns, of a VM to which [`MANY_EVENTS`] come.
+pub const WINDOW: Nanos = 1_500 * MS;
+/// Length of a window, ns, of a VM to which fewer come.
+pub const LONG_WINDOW: Nanos = 2 * WINDOW;
+/// Packets a second of which a short window has enough for a tail of delays.
+pub const MANY_EVENTS: f64 = 100.0;
 /// The beginning of a window, ns, that is not measured: what waited before the change is served then.
-pub const SETTLING: Nanos = 1_000 * MS;
+pub const SETTLING: Nanos = 500 * MS;
 /// Pairs after which the test looks.
 pub const LOOKS: [usize; 4] = [10, 14, 19, 24];
 /// Probability that a change without effect is found to gain, or one neighbour to lose, in a whole trial.
@@ -25,6 +29,14 @@ pub const MAX_WORK_LOSS: f64 = 0.02;
 pub const MAX_DELAY_LOSS: f64 = 0.05;
 /// The trial ends after so many pairs in which too few requests came to the VM.
 const MAX_EMPTY_PAIRS: usize = 10;
+
+/// The length of the windows, ns, of a VM to which so many packets come a second.
+pub fn window(packets_per_s: f64) -> Nanos {
+    match packets_per_s >= MANY_EVENTS {
+        true => WINDOW,
+        false => LONG_WINDOW,
+    }
+}
 
 /// What one VM got in a window.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

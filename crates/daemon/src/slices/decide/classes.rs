@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The class of each VM: what the operator set, or, for class auto, what the meter finds.
 //!
-//! A VM of class auto is tried in class ls when the classifier says so and the model predicts shorter waits. One VM is tried at a
-//! time, in pairs of windows with and without the class ([`viola_policy::trial`]), on its own delay and on what all VMs of its core
+//! A VM of class auto is tried in class ls when the classifier says so and the model predicts shorter waits. One VM of a core is
+//! tried at a time, in pairs of windows with and without the class ([`viola_policy::trial`]), on its own delay and on what all VMs of its core
 //! get. The class stays if the VM is found to gain and no other to lose. Otherwise the VM is batch again and is not tried again for
 //! ten minutes. What was found survives a restart of the daemon (`memory`).
 //!
@@ -12,7 +12,7 @@ mod memory;
 mod trial;
 mod why;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use viola_host::{Vm, VmId};
@@ -44,6 +44,8 @@ struct State {
     classifier: Classifier,
     verdict: Option<Verdict>,
     sums: WindowSums,
+    /// Packets of the last full window.
+    packets_per_s: f64,
     /// Class while the setting is auto.
     chosen: Class,
     /// Time of its last trial's end, ns; `None` before the first one.
@@ -70,7 +72,8 @@ struct WindowSums {
 #[derive(Debug, Default)]
 pub struct Classes {
     vms: BTreeMap<VmId, State>,
-    trial: Option<Running>,
+    /// Trials that concern different VMs.
+    trials: Vec<Running>,
     memory: Memory,
 }
 
@@ -132,9 +135,9 @@ impl Classes {
         }
         let state = self.vms.get_mut(&o.vm.id)?;
         let verdict = state.verdict?;
-        let is_tried = self.trial.as_ref().is_some_and(|t| t.vm == o.vm.id);
+        let tried = self.trials.iter().position(|t| t.vm == o.vm.id);
         if verdict.class == Class::Batch {
-            if !is_tried && state.chosen == Class::Batch {
+            if tried.is_none() && state.chosen == Class::Batch {
                 return None;
             }
             (state.chosen, state.without) = (Class::Batch, None);
@@ -143,8 +146,8 @@ impl Classes {
             self.memory.forget(&o.vm.id);
             return ClassChange::logged(format!("class batch (auto, was ls): {}", verdict.why));
         }
-        if is_tried {
-            return self.step_trial(o);
+        if let Some(tried) = tried {
+            return self.step_trial(tried, o);
         }
         self.begin_trial(o, verdict)
     }
@@ -152,16 +155,16 @@ impl Classes {
     /// Begins a trial of class ls if the VM may gain by it, or if the class that it has may no longer help.
     fn begin_trial(&mut self, o: &Observation<'_>, verdict: Verdict) -> Option<ClassChange> {
         let state = self.vms.get_mut(&o.vm.id)?;
-        if self.trial.is_some() || state.time_to_trial(o.at) > 0 {
+        let is_near = |trial: &Running| trial.concerned.contains(&o.vm.id);
+        if state.time_to_trial(o.at) > 0 || self.trials.iter().any(is_near) {
             return None;
         }
         let advice = o.advice?;
-        let (before, line) = match state.without.filter(|_| state.chosen == Class::Ls) {
+        let (before, reason, line) = match state.without.filter(|_| state.chosen == Class::Ls) {
             None if !advice.is_worth_it() => return None,
             None => {
-                state.last_change = verdict.why.to_string();
                 let line = format!("tries class ls (auto): {}; {advice}", verdict.why);
-                ((o.figures)().best()?, line)
+                ((o.figures)().best()?, verdict.why.to_string(), line)
             }
             Some((figure, without)) => {
                 let now = (o.figures)().get(figure)?;
@@ -173,25 +176,41 @@ impl Classes {
                 let line = format!(
                     "tries class ls again (auto): its {figure} is {now}, and was {was} without"
                 );
-                ((figure, without), line)
+                ((figure, without), state.last_change.clone(), line)
             }
         };
-        let trial = Running::begin(o.vm.id.clone(), before, o.at);
+        // Two trials on one core would disturb each other.
+        let concerned: BTreeSet<VmId> = (o.counters)().into_keys().collect();
+        if self
+            .trials
+            .iter()
+            .any(|t| !t.concerned.is_disjoint(&concerned))
+        {
+            return None;
+        }
+        state.last_change = reason;
+        let trial = Running::begin(
+            o.vm.id.clone(),
+            concerned,
+            state.packets_per_s,
+            before,
+            o.at,
+        );
         state.choose(trial.is_ls());
-        self.trial = Some(trial);
+        self.trials.push(trial);
         ClassChange::logged(line)
     }
 
     /// Lets the time of the trial go on. Keeps the class if the trial ends well, and takes it back otherwise.
-    fn step_trial(&mut self, o: &Observation<'_>) -> Option<ClassChange> {
-        let trial = self.trial.as_mut()?;
+    fn step_trial(&mut self, tried: usize, o: &Observation<'_>) -> Option<ClassChange> {
+        let trial = self.trials.get_mut(tried)?;
         let state = self.vms.get_mut(&o.vm.id)?;
         let Some(outcome) = trial.step(o.at, o.counters) else {
             let has_changed = state.choose(trial.is_ls());
             return has_changed.then_some(ClassChange { line: None });
         };
         let ((figure, without), compared) = (trial.before, trial.compared);
-        self.trial = None;
+        self.trials.swap_remove(tried);
         let stays = outcome.stays();
         let found = found(&outcome, compared, o.name);
         state.choose(stays);
@@ -212,18 +231,24 @@ impl Classes {
         ClassChange::logged(line)
     }
 
-    /// Ends a trial without an outcome, since classes have no effect now. Its VM has the class from before it.
+    /// Ends all trials without an outcome, since classes have no effect now. Their VMs have the class from before.
     pub fn suspend(&mut self) {
-        if let Some(trial) = self.trial.take()
-            && let Some(state) = self.vms.get_mut(&trial.vm)
-        {
-            state.choose(state.without.is_some());
+        for trial in std::mem::take(&mut self.trials) {
+            self.restore_class(&trial.vm);
         }
     }
 
     fn cancel_trial(&mut self, id: &VmId) {
-        if self.trial.as_ref().is_some_and(|t| t.vm == *id) {
-            self.suspend();
+        if let Some(tried) = self.trials.iter().position(|t| t.vm == *id) {
+            self.trials.swap_remove(tried);
+            self.restore_class(id);
+        }
+    }
+
+    /// The VM's class from before its trial.
+    fn restore_class(&mut self, id: &VmId) {
+        if let Some(state) = self.vms.get_mut(id) {
+            state.choose(state.without.is_some());
         }
     }
 
@@ -285,6 +310,7 @@ impl State {
             classifier: Classifier::new(Thresholds::default()),
             verdict: None,
             sums: WindowSums::default(),
+            packets_per_s: 0.0,
             chosen: Class::Batch,
             tried_at: None,
             without: None,
@@ -351,6 +377,7 @@ impl State {
             packets: per_s(g.packets),
         };
         self.sums = WindowSums::default();
+        self.packets_per_s = window.packets;
         self.verdict = Some(self.classifier.observe(o.at, &window));
     }
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Class ls on trial for a VM: its windows by the clock, and what is compared, from the meter's counters.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use viola_host::VmId;
 use viola_meter::{Span, VmCounters};
 use viola_policy::compare::Estimate;
 use viola_policy::slices::Nanos;
 use viola_policy::slices::classify::Figure;
-use viola_policy::trial::{Finding, Good, Outcome, SETTLING, Sample, Trial, WINDOW, WindowSample};
+use viola_policy::trial::{self, Finding, Good, Outcome, SETTLING, Sample, Trial, WindowSample};
 
 use viola_cli::error::one_line;
 
@@ -26,11 +26,15 @@ pub type Counters = BTreeMap<VmId, VmCounters>;
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) vm: VmId,
+    /// The VM and the others of its core when the trial began.
+    pub(super) concerned: BTreeSet<VmId>,
     /// The figure by which the trial began, and its value before, ns.
     pub(super) before: (Figure, Nanos),
     /// What is compared: the packet delay if the first window has enough packets, else the residual wait.
     pub(super) compared: Option<Figure>,
     trial: Trial<VmId>,
+    /// Length of a window, ns.
+    window: Nanos,
     /// Begin of the window, ns.
     begun: Nanos,
     /// The counters since which the window is measured; `None` while the VMs settle.
@@ -38,13 +42,21 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// A trial whose first window begins at `at` (ns).
-    pub(super) fn begin(vm: VmId, before: (Figure, Nanos), at: Nanos) -> Self {
+    /// A trial whose first window begins at `at` (ns), of a VM to which so many packets come.
+    pub(super) fn begin(
+        vm: VmId,
+        concerned: BTreeSet<VmId>,
+        packets_per_s: f64,
+        before: (Figure, Nanos),
+        at: Nanos,
+    ) -> Self {
         Self {
             vm,
+            concerned,
             before,
             compared: None,
             trial: Trial::new(at),
+            window: trial::window(packets_per_s),
             begun: at,
             base: None,
         }
@@ -73,7 +85,7 @@ impl Running {
             self.base = Some(counters());
             return None;
         };
-        if at < self.begun + WINDOW {
+        if at < self.begun + self.window {
             return None;
         }
         let now = counters();

@@ -32,17 +32,17 @@ impl Classes {
         let Some(state) = self.vms.get(id) else {
             return format!("auto by {by}: it has not been measured yet");
         };
-        let own_trial = self.trial.as_ref().filter(|trial| trial.vm == *id);
+        let own_trial = self.trials.iter().find(|trial| trial.vm == *id);
         let why = match (own_trial, state.chosen) {
             (Some(trial), _) => trial.why(),
             (None, Class::Ls) => state.last_change.clone(),
-            (None, Class::Batch) => self.why_batch(state, advice),
+            (None, Class::Batch) => self.why_batch(id, state, advice),
         };
         format!("auto by {by}: {why}")
     }
 
     /// Why a VM of class auto is batch.
-    fn why_batch(&self, state: &State, advice: Option<Advice>) -> String {
+    fn why_batch(&self, id: &VmId, state: &State, advice: Option<Advice>) -> String {
         let left = state.time_to_trial(state.observed_at);
         if left > 0 {
             let change = &state.last_change;
@@ -58,7 +58,9 @@ impl Classes {
             (_, Some(advice)) if !advice.is_worth_it() => format!(
                 "{advice}, which is too little a gain: a trial needs 2 ms or more, and a cut to half"
             ),
-            _ if self.trial.is_some() => "another VM is being tried first".into(),
+            _ if self.trials.iter().any(|t| t.concerned.contains(id)) => {
+                "another VM of its core is being tried first".into()
+            }
             _ => "too few of its packets and waits were measured to compare classes".into(),
         }
     }
@@ -130,9 +132,11 @@ mod tests {
         let why = classes.why(&id, AUTO, worth(MS));
         assert!(why.contains("too little a gain"), "{why}");
         let web = vm("web", 8, &[&[1]]).id;
-        classes.trial = Some(Running::begin(web, (Figure::PacketDelay, 9 * MS), 0));
+        let both = [web.clone(), id.clone()].into();
+        let trial = Running::begin(web, both, 0.0, (Figure::PacketDelay, 9 * MS), 0);
+        classes.trials.push(trial);
         let why = classes.why(&id, AUTO, worth(9 * MS));
-        assert!(why.contains("another VM is being tried first"), "{why}");
+        assert!(why.contains("of its core is being tried first"), "{why}");
     }
 
     #[test]
@@ -143,14 +147,16 @@ mod tests {
         state.last_change = "the delay of its slowest packets is 0.20x".into();
         let why = classes.why(&id, AUTO, worth(9 * MS));
         assert!(why.ends_with("packets is 0.20x"), "{why}");
-        classes.trial = Some(Running::begin(id.clone(), (Figure::PacketDelay, 9 * MS), 0));
+        let alone = [id.clone()].into();
+        let trial = Running::begin(id.clone(), alone, 0.0, (Figure::PacketDelay, 9 * MS), 0);
+        classes.trials.push(trial);
         let why = classes.why(&id, AUTO, worth(9 * MS));
         assert!(
             why.contains("being tried") && why.ends_with("9 ms"),
             "{why}"
         );
 
-        classes.trial = None;
+        classes.trials.clear();
         let state = classes.vms.get_mut(&id).unwrap();
         state.chosen = Class::Batch;
         (state.observed_at, state.tried_at) = (400_000 * MS, Some(100_000 * MS));
