@@ -40,6 +40,8 @@ pub fn changes(events: &Events) -> Vec<&Event> {
 struct Figures {
     p50: f64,
     p99: f64,
+    /// The longest p99 of a window.
+    worst_p99: f64,
     work: f64,
 }
 
@@ -49,10 +51,13 @@ impl Figures {
         let windows: Vec<&LoadReading> = windows.into_iter().collect();
         let all = Sorted::pooled(windows.iter().map(|window| &window.latency));
         let work: f64 = windows.iter().filter_map(|window| window.batch_per_s).sum();
+        let p99 = windows.iter().map(|window| window.latency.quantile(0.99));
+        let worst_p99 = p99.flatten().fold(f64::NAN, f64::max);
         Self {
+            worst_p99,
             p50: all.median().unwrap_or(f64::NAN),
             p99: all.quantile(0.99).unwrap_or(f64::NAN),
-            work: work / windows.len().max(1) as f64,
+            work: work / windows.len() as f64,
         }
     }
 }
@@ -90,8 +95,11 @@ impl AutoReading {
             Some(s) => format!("both servers have class ls after {s:.0} s"),
             None => "not both servers got class ls".into(),
         };
-        let p99 = figure(self.after(THREE_MINUTES).p99);
-        format!("{complete}, {} outcomes, p99 {p99} ms then", self.outcomes)
+        let p99 = match self.after(THREE_MINUTES).p99 {
+            p99 if p99.is_finite() => format!("p99 {} ms", figure(p99)),
+            _ => "no p99".into(),
+        };
+        format!("{complete}, {} outcomes, {p99} after 3 min", self.outcomes)
     }
 
     /// The windows that began after a time.
@@ -111,14 +119,6 @@ impl AutoReading {
     /// The figures of the first window that began after a time.
     fn at(&self, time: Duration) -> Figures {
         Figures::of(self.windows_after(time).take(1))
-    }
-
-    /// The longest p99 of the windows that began after the first minute, ms.
-    fn worst_p99(&self) -> f64 {
-        let p99 = self
-            .windows_after(MINUTE)
-            .map(|window| Figures::of([window]).p99);
-        p99.fold(f64::NAN, f64::max)
     }
 
     fn whole(&self) -> Figures {
@@ -173,9 +173,13 @@ impl Measurements {
     /// The rows.
     pub fn rows(&self) -> Vec<Row> {
         let row = |what: &str, unit, of: fn(&Figures) -> f64, auto: Vec<f64>| {
+            let measured = |figures: &[Figures]| {
+                let figures = figures.iter().map(of).filter(|figure| figure.is_finite());
+                figures.collect::<Vec<_>>()
+            };
             Row::new(what, unit)
-                .side("stock", self.stock.iter().map(of))
-                .side("by hand", self.by_hand.iter().map(of))
+                .side("stock", measured(&self.stock))
+                .side("by hand", measured(&self.by_hand))
                 .side("auto", auto.into_iter().filter(|figure| figure.is_finite()))
                 .against("auto", "stock")
         };
@@ -203,13 +207,13 @@ impl Measurements {
             rows.push(only(&name("1 min"), "%", minute, 20.0));
             rows.push(only(&name("3 min"), "%", later, 10.0));
         }
-        let worst = autos(&AutoReading::worst_p99);
+        let worst = autos(&|a| a.after(MINUTE).worst_p99);
         let work = autos(&|a| a.whole().work);
         rows.extend([
             row(
                 "HTTP p99, the worst 10 s after the first minute",
                 "ms",
-                p99,
+                |f| f.worst_p99,
                 worst,
             )
             .goal(Goal::AtMost(1.05), "auto"),

@@ -204,7 +204,7 @@ fn attempt(
     reading.shares = shares.iter().map(|used| used.share).collect();
     let late = results
         .iter()
-        .find_map(|result| result.check_punctual().err());
+        .find_map(|result| result.check_punctual(options.servers).err());
     Ok((reading, late.map(|e| e.to_string())))
 }
 

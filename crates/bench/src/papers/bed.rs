@@ -251,7 +251,7 @@ impl TestBed {
             let why = found.first_failure.unwrap_or_default();
             return Err(Failure::run(format!("Apache sent no reply: {why}")));
         }
-        found.check_punctual().map_err(lab_failure)?;
+        found.check_punctual(1).map_err(lab_failure)?;
         let connect = average(&found.connect_us).map(|us| us / 1e3);
         let whole = average(&found.us[..found.answered]).map(|us| us / 1e3);
         let response = connect.zip(whole).map(|(connect, whole)| whole - connect);

@@ -355,7 +355,7 @@ impl TestBed {
         if measures.has(Measure::OpenPage) {
             let found = ask(&self.lab, to, &http(Arrivals::poisson(PAGE_RATE), 64))?;
             // The figures of a generator that was late itself are left out.
-            if found.check_punctual().is_ok() {
+            if found.check_punctual(1).is_ok() {
                 reading.open_page = ms(&found.us);
             }
         }

@@ -433,15 +433,19 @@ fn figures_of_a_late_generator_are_refused() {
         answered: 100,
         ..HttpResult::default()
     };
-    assert!(of(99.0, 50.0).check_punctual().is_ok());
+    assert!(of(99.0, 50.0).check_punctual(1).is_ok());
     assert!(
-        of(300.0, 4000.0).check_punctual().is_ok(),
+        of(300.0, 4000.0).check_punctual(1).is_ok(),
         "a small part of the latency"
     );
-    let error = of(300.0, 1000.0).check_punctual().unwrap_err().to_string();
+    let error = of(300.0, 1000.0).check_punctual(1).unwrap_err().to_string();
     assert!(
         error.contains("p99 0.300 ms") && error.contains("p99 is 1.000 ms"),
         "{error}"
+    );
+    assert!(
+        of(190.0, 1000.0).check_punctual(2).is_ok(),
+        "two generators wait for each other"
     );
     let few = HttpResult {
         late_us: (0..1000)
@@ -449,8 +453,8 @@ fn figures_of_a_late_generator_are_refused() {
             .collect(),
         ..of(0.0, 200.0)
     };
-    assert!(few.check_punctual().is_ok(), "less than one in a hundred");
-    assert!(HttpResult::default().check_punctual().is_ok());
+    assert!(few.check_punctual(1).is_ok(), "less than one in a hundred");
+    assert!(HttpResult::default().check_punctual(1).is_ok());
 }
 
 #[test]
