@@ -16,10 +16,7 @@ run: guests setup
 
 ## make test          formatting, clippy, unit, property and guest tests; needs root
 test:
-	@scripts/setup.sh --guests --test
-	@scripts/hadoop.sh
-	@scripts/hadoop.sh --test
-	@scripts/build.sh clippy -q --workspace --all-targets -- -D warnings
+	@scripts/setup.sh --guests --test --hadoop
 	@cargo fmt --all --check
 	@$(rt) scripts/test.sh
 

@@ -7,7 +7,8 @@
 # and its line says so: emulated VMs wait for minutes if the host is busy. A word before the package says more:
 #
 #   ~        the emulated PC of this test bed counts instructions: it needs one core, and its clock does not depend on what
-#            else runs. These run one after the other on core 0 at lower priority, beside the other test beds.
+#            else runs. These run one after the other on core 0 at lower priority, beside the other test beds. Once those are
+#            done, core 1 takes its part of what is left, from the end of the list.
 #   =        its daemon manages both cores of this host: it runs after all others.
 #   -        it runs only if it is named.
 #
@@ -18,8 +19,14 @@ cd "$(dirname "$0")/.." || exit 2
 
 beds() {
     cat <<'BEDS'
-~ viola qemu_scx
+~ viola qemu_scx daemon::
 ~ viola qemu_operator
+~ viola qemu_scx daemon_turbo::
+~ viola qemu_scx turbo::interrupts
+~ viola qemu_scx turbo::turbo_cores
+~ viola qemu_scx mechanism::the_latency
+~ viola qemu_scx mechanism::however
+~ viola qemu_scx mechanism::the_accounting
 viola-lab qemu
 viola qemu_vread
 viola qemu_migration
@@ -91,28 +98,44 @@ time_for() {
     [ -z "${VIOLA_BEDS_END-}" ] || [ $((VIOLA_BEDS_END - EPOCHSECONDS)) -ge "$1" ]
 }
 
-# Runs the test beds in a file as `choose` prints them, one after the other. Writes a line for each to a summary.
+# run_bed LINE SUMMARY: runs one test bed, and adds its line to the summary.
+run_bed() {
+    local package bed more begin=$SECONDS result name
+    read -r package bed more <<<"$1"
+    name="$package $bed${more:+ $more}"
+    if ! prepare "$name"; then
+        printf '%-44s FAILED in %d s: what it needs cannot be made\n' "$name" $((SECONDS - begin)) >>"$2"
+        return
+    fi
+    for result in passed 'passed at the second try' FAILED; do
+        [ "$result" != FAILED ] || break
+        echo "== $name"
+        # The whole workspace, so that nothing is built again with other features: of this name only one package has such cases.
+        # shellcheck disable=SC2086 # further words are words
+        cargo test --workspace --test "$bed" -- --ignored --test-threads 1 $more </dev/null && break
+        time_for $((SECONDS - begin)) || { result=FAILED; break; }
+    done
+    printf '%-44s %s in %d s\n' "$name" "$result" $((SECONDS - begin)) >>"$2"
+}
+
+# run_all FILE SUMMARY: runs the test beds in a file as `choose` prints them, one after the other.
 run_all() {
-    local package bed more begin result name
-    while read -r package bed more; do
-        name="$package $bed${more:+ $more}"
-        begin=$SECONDS
-        if ! prepare "$name"; then
-            printf '%-44s FAILED in %d s: what it needs cannot be made\n' "$name" $((SECONDS - begin)) >>"$2"
-            continue
-        fi
-        for result in passed 'passed at the second try' FAILED; do
-            [ "$result" != FAILED ] || break
-            echo "== $name"
-            # shellcheck disable=SC2086 # further words are words
-            cargo test -p "$package" --test "$bed" -- --ignored --test-threads 1 $more </dev/null && break
-            time_for $((SECONDS - begin)) || { result=FAILED; break; }
-        done
-        printf '%-44s %s in %d s\n' "$name" "$result" $((SECONDS - begin)) >>"$2"
+    local line
+    while read -r line; do
+        run_bed "$line" "$2"
     done <"$1"
 }
 
+# run_unclaimed SUMMARY: runs those lines of its input that nobody else has claimed.
+run_unclaimed() {
+    local line
+    while read -r line; do
+        ! mkdir "$work/claimed/${line// /.}" 2>/dev/null || run_bed "$line" "$1"
+    done
+}
+
 work=$(mktemp -d)
+mkdir "$work/claimed"
 other= early=
 # Both are process groups of their own.
 trap 'rm -rf "$work"; for group in $other $early; do kill -- "-$group" 2>/dev/null; done' EXIT
@@ -129,12 +152,14 @@ early=$!
 if [ -s "$work/beside" ]; then
     (
         renice -n 5 "$BASHPID" >/dev/null
-        run_all "$work/beside" "$work/summary.beside"
+        run_unclaimed "$work/summary.beside" <"$work/beside"
     ) >"$work/output" 2>&1 &
     other=$!
 fi
 set +m
 run_all "$work/main" "$work/summary.main"
+tac "$work/beside" >"$work/backwards"
+VIOLA_BEDS_CORE=1 run_unclaimed "$work/summary.main" <"$work/backwards"
 if [ -n "$other" ]; then
     [ ! -s "$work/main" ] || echo "== the test beds on core 0"
     tail -n +1 -f --pid="$other" "$work/output"

@@ -3,9 +3,9 @@
 # test.sh [CARGO ARGUMENTS...]: all tests of the workspace, or those of a `cargo test` with these arguments.
 #
 # What needs no guest and no daemon runs on core 0 at low priority, beside the tests of guests and daemons: unit, property and
-# documentation tests, and the test binaries in `without_guests`. Its output is printed when both are done. A test binary that
-# fails is run once more by itself, and named at the end: real kernels on a busy machine are late now and then. Unit tests have
-# one try.
+# documentation tests, the test binaries in `without_guests`, the tests of the HDFS plug-in, and clippy. Its output is printed
+# when both are done. A test binary that fails is run once more by itself, and named at the end: real kernels on a busy machine
+# are late now and then. Unit tests have one try.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,8 +19,8 @@ without_guests=(papers closed_form properties place cycles gaps pace threshold r
 
 log=$(mktemp)
 beside=$(mktemp)
-other=
-trap 'rm -f "$log" "$beside"; [ -z "$other" ] || kill "$other" 2>/dev/null' EXIT
+other= hadoop=
+trap 'rm -f "$log" "$beside"; for job in $other $hadoop; do kill "$job" 2>/dev/null; done' EXIT
 
 # The ten test binaries that took longest, from cargo's own lines.
 longest() {
@@ -52,6 +52,8 @@ tests_without_guests() {
     # shellcheck disable=SC2046 # several words
     cargo test --workspace --no-fail-fast $(integration_tests without) || result=3
     cargo test --workspace --no-fail-fast --lib --bins && cargo test --workspace --no-fail-fast --doc || result=1
+    scripts/hadoop.sh --test || result=1
+    cargo clippy -q --workspace --all-targets -- -D warnings || result=1
     return $result
 }
 
@@ -59,8 +61,13 @@ if [ $# -gt 0 ]; then
     cargo test --workspace --no-fail-fast "$@" 2>&1 | tee "$log"
     status=${PIPESTATUS[0]}
 else
-    # One build for both; a cargo that builds holds up the other one.
-    cargo test --workspace --no-run || exit 1
+    # One build for both; a cargo that builds holds up the other one. Most of Hadoop is waiting for downloads.
+    scripts/hadoop.sh &
+    hadoop=$!
+    scripts/build.sh test --workspace --no-run || exit 1
+    wait "$hadoop" || exit 1
+    hadoop=
+    echo "test: built in $SECONDS s"
     (
         renice -n 15 "$BASHPID" >/dev/null
         taskset -cp 0 "$BASHPID" >/dev/null
@@ -75,7 +82,7 @@ else
     other=
     echo "== tests without guests"
     cat "$beside"
-    [ $result -ne 1 ] || { longest; echo "test: unit tests failed" >&2; exit 1; }
+    [ $result -ne 1 ] || { longest; echo "test: unit tests, the plug-in's tests or clippy failed" >&2; exit 1; }
     [ $result -eq 0 ] || status=$result
 fi
 longest
@@ -91,8 +98,8 @@ for target in "${failed[@]}"; do
     *) echo "test: failed: $target" >&2; exit 1 ;;
     esac
     echo "== $target, once more"
-    # shellcheck disable=SC2086 # several words
-    cargo test $target || { echo "test: failed twice: $target" >&2; exit 1; }
+    # The whole workspace, so that nothing is built again with other features.
+    cargo test --workspace --test "${target##*--test }" || { echo "test: failed twice: $target" >&2; exit 1; }
     late+=("$target")
 done
 printf 'test: passed at the second try only: %s\n' "${late[@]}"

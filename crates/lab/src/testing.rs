@@ -135,6 +135,18 @@ pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// Core of this host for an emulated PC that counts instructions, whose clock does not depend on what else runs there:
+/// `VIOLA_BEDS_CORE`, or 0, which such a PC shares with the system (scripts/test-beds.sh).
+///
+/// # Panics
+/// If `VIOLA_BEDS_CORE` is no number.
+pub fn core_of_counting_pc() -> usize {
+    std::env::var("VIOLA_BEDS_CORE").map_or(0, |core| {
+        let number = core.parse();
+        number.unwrap_or_else(|_| panic!("VIOLA_BEDS_CORE={core} is no core"))
+    })
+}
+
 /// Path of `viola-lab` beside a program of the same build; cargo builds it if it is missing.
 ///
 /// # Panics

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use viola_lab::qemu::{Image, Program, QemuVm, VmSpec};
-use viola_lab::testing::lab_program;
+use viola_lab::testing::{core_of_counting_pc, lab_program};
 
 /// Timeout of a script on a busy machine.
 const SCRIPT_TIMEOUT: Duration = Duration::from_secs(600);
@@ -31,9 +31,8 @@ impl Host {
         let viola = Path::new(env!("CARGO_BIN_EXE_viola"));
         let program = Program::pack_all(&[viola, &lab_program(viola)], further, folder.path())
             .unwrap_or_else(|e| panic!("{e}"));
-        // It counts instructions, so it may share core 0 with the system (scripts/test-beds.sh).
         let spec = VmSpec::new(name).cpus(cpus).memory(768).icount(3);
-        let spec = program.disk(spec.cores(&[0]));
+        let spec = program.disk(spec.cores(&[core_of_counting_pc()]));
         let begin = Instant::now();
         let machine = QemuVm::start(&spec, &image, folder.path()).unwrap_or_else(|e| panic!("{e}"));
         program.unpack(&machine).unwrap();
