@@ -50,8 +50,13 @@ impl Allow {
         self.host.is_none()
     }
 
+    /// Whether the entry is for blocks of this VM of this host.
+    pub fn is_for_datanode(&self, name: &str) -> bool {
+        pattern::matches(&self.datanode, name)
+    }
+
     /// Whether the entry is for this reader of this host, as the file names it.
-    fn is_for(&self, reader: &str) -> bool {
+    pub fn is_for(&self, reader: &str) -> bool {
         self.is_local() && self.reader.as_deref() == Some(reader)
     }
 }

@@ -38,6 +38,7 @@ mod microvm;
 mod netns;
 mod paths;
 mod pidfd;
+pub mod prepared;
 mod privilege;
 pub mod proc;
 pub mod qemu;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::HostError;
 use crate::paths::through_root;
+use crate::prepared::Purpose;
 use crate::proc;
 use crate::proc::unix_sockets::{listening, socket_inode, socket_inodes};
 use crate::qemu::{Chardev, QemuArgs};
@@ -81,28 +82,40 @@ pub fn uml_folder(vm: &Vm) -> Result<Option<PathBuf>, HostError> {
     }
 }
 
-/// The QMP socket for waiting for events: the last one of a QEMU that has two or more, since the inventory uses the
-/// first. `None` without one.
+/// The QMP socket for waiting for events: the one that `viola prepare` has made, else the last one of a QEMU that has two or more,
+/// since the inventory uses the first. `None` without one.
 ///
 /// # Errors
 /// [`HostError::Read`].
 pub fn event_socket(vm: &Vm) -> Result<Option<PathBuf>, HostError> {
-    let sockets = qmp_sockets(vm)?;
-    Ok(sockets.last().filter(|_| sockets.len() > 1).cloned())
+    Ok(choose_event_socket(&qmp_sockets(vm)?).cloned())
 }
 
-/// The QMP socket for plugging devices: the last but one of three or more, which neither the inventory nor
-/// [`event_socket`] uses, else the last one. `None` without any.
+fn choose_event_socket(sockets: &[PathBuf]) -> Option<&PathBuf> {
+    let prepared = prepared(sockets, Purpose::Events);
+    prepared.or_else(|| sockets.last().filter(|_| sockets.len() > 1))
+}
+
+/// The QMP socket for plugging devices: the one that `viola prepare` has made, else the last but one of three or more, which
+/// neither the inventory nor [`event_socket`] uses, else the last one. `None` without any.
 ///
 /// # Errors
 /// [`HostError::Read`].
 pub fn device_socket(vm: &Vm) -> Result<Option<PathBuf>, HostError> {
-    let sockets = qmp_sockets(vm)?;
-    let chosen = match sockets.len() {
+    Ok(choose_device_socket(&qmp_sockets(vm)?).cloned())
+}
+
+fn choose_device_socket(sockets: &[PathBuf]) -> Option<&PathBuf> {
+    let any = || match sockets.len() {
         0..=2 => sockets.last(),
         n => sockets.get(n - 2),
     };
-    Ok(chosen.cloned())
+    prepared(sockets, Purpose::Devices).or_else(any)
+}
+
+fn prepared(sockets: &[PathBuf], purpose: Purpose) -> Option<&PathBuf> {
+    let mut sockets = sockets.iter();
+    sockets.find(|path| Purpose::of(path) == Some(purpose))
 }
 
 fn qmp_sockets(vm: &Vm) -> Result<Vec<PathBuf>, HostError> {
@@ -125,6 +138,24 @@ mod tests {
     use super::*;
     use crate::vm::tests::own_process;
     use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn a_prepared_socket_is_taken_for_what_it_is() {
+        let path = |purpose: Purpose| PathBuf::from(purpose.socket("db01"));
+        let (events, devices) = (path(Purpose::Events), path(Purpose::Devices));
+        let own = PathBuf::from("/run/own.qmp");
+        assert_eq!(choose_event_socket(std::slice::from_ref(&own)), None);
+        assert_eq!(
+            choose_event_socket(std::slice::from_ref(&events)),
+            Some(&events)
+        );
+        let both = [devices.clone(), events.clone(), own.clone()];
+        assert_eq!(choose_event_socket(&both), Some(&events));
+        assert_eq!(choose_device_socket(&both), Some(&devices));
+        let others = [own.clone(), "/run/second.qmp".into()];
+        assert_eq!(choose_event_socket(&others), others.last());
+        assert_eq!(choose_device_socket(&others), others.last());
+    }
 
     #[test]
     fn a_listening_socket_named_after_the_port_is_found() {

@@ -4,6 +4,7 @@
 #![allow(rustdoc::broken_intra_doc_links)]
 
 mod internal;
+mod prepare;
 mod vms;
 
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ use viola_daemon::workers::entry::{self, Kind};
 use viola_config as config;
 
 pub use internal::Internal;
+pub use prepare::{Prepare, PrepareWhat, Role, Unprepare};
 pub use vms::{Advise, Log, Set, Try, Why};
 
 /// Fast I/O for virtual machines that share few cores.
@@ -112,6 +114,19 @@ pub enum Command {
     /// any other existing file. It ends on Ctrl-C, SIGTERM, or after --for. While the daemon does not answer, it records the
     /// gap and retries.
     Record(Record),
+    /// Write into a libvirt VM what an accelerator needs.
+    ///
+    /// Adds to the VM's domain what is missing: viola-agent's channel, QMP sockets, shared memory, the virtio-fs device, a root
+    /// port. A channel is plugged into a running VM at once; the rest comes with its next start. Nothing else of the domain
+    /// changes. The command says what is left to do in the VM and on the host.
+    ///
+    /// WHAT is vread, vpipe, turbo or lane. With vread the grants of the configuration say whether the VM reads or is read. Needs
+    /// root and libvirt's command virsh, and no daemon.
+    Prepare(Prepare),
+    /// Take out of a libvirt VM what viola prepare has added.
+    ///
+    /// What the operator has written stays, and what another accelerator needs.
+    Unprepare(Unprepare),
     /// Register a process as a VM, so that viola trusts it.
     ///
     /// viola trusts the VMs of libvirt without this. For another launcher, call it just after the VM has started, for

@@ -3,6 +3,7 @@
 
 mod args;
 mod commands;
+mod prepare;
 mod record;
 #[cfg(test)]
 mod reference;
@@ -36,6 +37,8 @@ fn main() -> ExitCode {
         Command::Try(args) => trial::run(args),
         Command::Top(args) => top::run(args),
         Command::Record(args) => commands::record(args),
+        Command::Prepare(args) => prepare::prepare(args),
+        Command::Unprepare(args) => prepare::unprepare(args),
         Command::Register(args) => commands::register(args),
         Command::Set(args) => commands::set(args),
         Command::Stop(args) => commands::stop(args),

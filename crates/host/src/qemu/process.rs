@@ -10,6 +10,7 @@ use crate::cpuset::CpuSet;
 use crate::error::HostError;
 use crate::netns::ConfiguredNic;
 use crate::paths::absolute;
+use crate::prepared::Purpose;
 use crate::proc;
 use crate::question::{Question, Reply};
 use crate::thread::{Thread, Tid};
@@ -179,8 +180,14 @@ impl Qemu {
         })
     }
 
+    /// The QMP sockets that are not kept for a purpose.
+    fn free_sockets(&self) -> Vec<String> {
+        let is_free = |path: &&String| Purpose::of(path.as_ref()).is_none();
+        self.args.qmp.iter().filter(is_free).cloned().collect()
+    }
+
     fn is_time_to_query(&self, threads: &[(Thread, String)]) -> bool {
-        if self.args.qmp.is_empty() {
+        if self.free_sockets().is_empty() {
             return false;
         }
         let Some(at) = self.queried_at else {
@@ -207,7 +214,7 @@ impl Qemu {
     /// Queries QMP. Takes the answer if it comes at once.
     fn query(&mut self, pid: Tid, threads: &[(Thread, String)]) -> Result<(), HostError> {
         self.queried_at = Some(Instant::now());
-        let (label, sockets, threads) = (self.name(pid), self.args.qmp.clone(), threads.to_vec());
+        let (label, sockets, threads) = (self.name(pid), self.free_sockets(), threads.to_vec());
         // Without a thread, it is as if QMP did not answer.
         let Ok(question) = Question::new(move || query_sockets(&label, pid, &sockets, threads))
         else {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use viola_lab::qemu::{Image, QemuVm, VmSpec};
+use viola_lab::testing::core_of_counting_pc;
 use viola_proto::{VmList, VmReport};
 
 /// Timeout of one script.
@@ -110,8 +111,7 @@ impl Host {
         let spec = VmSpec::new("operator").memory(3072).cpus(2).icount(0);
         // The disk is a snapshot: QEMU discards all writes.
         let mut spec = spec.disk("root", &root, "raw,snapshot=on");
-        // So it may share core 0 with the system (scripts/test-beds.sh).
-        spec.cores = vec![0];
+        spec.cores = vec![core_of_counting_pc()];
         spec.boot_timeout = SCRIPT_TIMEOUT;
         spec.kernel_args.push("net.ifnames=0".into());
         let spec = spec.disk("packages", &pack(folder.path()), "raw");

@@ -30,6 +30,8 @@ fn a_host_from_installation_to_removal() {
     host.step(begin, "restart and kill of the daemon");
     vms_go_and_come(&host);
     host.step(begin, "reset, stop, start and rename of VMs");
+    a_vm_is_prepared(&host);
+    host.step(begin, "a VM prepared for vread");
     a_full_disk(&host);
     an_upgrade_and_a_removal(&host);
     host.step(begin, "a full disk, an upgrade, the removal");
@@ -173,6 +175,37 @@ fn vms_go_and_come(host: &Host) {
         host.vm("web03").is_some() && host.vm("db03").is_none()
     });
     host.good("viola set web03 --class batch");
+}
+
+/// libvirt takes what `viola prepare` writes, QEMU starts with it, and viola finds it; then the domain is as it was.
+fn a_vm_is_prepared(host: &Host) {
+    let domain = || host.good("virsh dumpxml --inactive db02");
+    let before = domain();
+    let said = host.good("viola prepare db02 vread --role reader --dry-run");
+    assert!(said.contains("<access mode='shared'/>"), "{said}");
+    assert_eq!(domain(), before, "--dry-run");
+
+    let said = host.good("viola prepare db02 vread --role datanode");
+    println!("{said}");
+    host.good("virsh -q destroy db02; virsh -q start db02");
+    host.until("db02 found", || host.vm("db02").is_some());
+    host.good(
+        "test -S /var/lib/libvirt/qemu/viola-db02.qmp; \
+         virsh dumpxml db02 | grep -q org.viola.agent.0",
+    );
+    let again = host.good("viola prepare db02 vread --role datanode");
+    assert_eq!(again.matches("is there").count(), 2, "{again}");
+    // A channel can be plugged where the VM has a bus for it.
+    let lane = host.good("viola prepare db02 lane --json");
+    println!("{lane}");
+    host.good("viola unprepare db02");
+    let channels = host.sh("virsh dumpxml db02 | grep -c org.viola");
+    println!("channels left in the running VM: {channels}");
+    // libvirt adds to the domain what the parts needed, such as a bus for the channel.
+    let after = domain();
+    assert!(!after.contains("viola"), "{after}");
+    host.good("virsh -q destroy db02; virsh -q start db02");
+    host.until("db02 found again", || host.vm("db02").is_some());
 }
 
 fn a_full_disk(host: &Host) {
