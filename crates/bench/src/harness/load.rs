@@ -10,6 +10,7 @@ use std::time::Duration;
 use viola_lab::Lab;
 use viola_lab::load::{self, Arrivals, Http, HttpResult};
 
+use super::awake::KeepAwake;
 use super::cell::{milliseconds, rate};
 use super::cpu::ThreadSampler;
 use super::guests::Guests;
@@ -181,6 +182,7 @@ fn attempt(
     let addresses = servers.map(|guest| guest.address());
     let addresses: Option<Vec<Ipv4Addr>> = addresses.collect();
     let addresses = addresses.ok_or_else(|| Failure::run("a web server has no network"))?;
+    let _awake = KeepAwake::start()?;
     std::thread::sleep(SETTLE_TIME);
 
     let work = guests.work()?;
