@@ -41,5 +41,6 @@ pub mod io;
 pub mod lane;
 pub mod pipe;
 pub mod relay;
+pub mod setup;
 pub mod status;
 pub mod turbo;

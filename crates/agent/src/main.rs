@@ -7,9 +7,10 @@ use std::process::ExitCode;
 
 use viola_agent::agent::Agent;
 use viola_agent::agent::standalone;
-use viola_agent::config::Config;
+use viola_agent::config::{Config, DEFAULT_PATH};
 use viola_agent::error::StartError;
 use viola_agent::lane::bond;
+use viola_agent::setup::{self, Places, SetupError};
 use viola_agent::status;
 use viola_agent::turbo::restore::restore_leftovers;
 use viola_agent::turbo::settings::DEFAULT_JOURNAL;
@@ -30,6 +31,9 @@ It also runs these services, each with a table of its own in the configuration:
   viola-agent [--config FILE] resume     resumes naming
   viola-agent [--config FILE] check      checks the configuration
   viola-agent [--config FILE] restore    restores what a killed agent has set for a turbo vCPU or a lane
+  viola-agent [--config FILE] setup      finds DataNodes and web servers that run here, and writes the configuration
+                                         and drop-ins of systemd for them; --dry-run only says what, --remove takes
+                                         it back
 
 FILE is /etc/viola/agent.toml by default. viola.agent.KEY=VALUE on the kernel's command line overrides it.
 Exits with 1 when the command failed, with 2 when usage or configuration are wrong.";
@@ -44,6 +48,7 @@ enum Action {
 
 fn main() -> ExitCode {
     let (mut file, mut action, mut json) = (None, Action::Run, false);
+    let (mut sets_up, mut dry_run, mut remove) = (false, false, false);
     let mut words = std::env::args_os().skip(1);
     while let Some(word) = words.next() {
         match word.to_str() {
@@ -62,6 +67,9 @@ fn main() -> ExitCode {
             Some("resume") => action = Action::Request("resume"),
             Some("check") => action = Action::Check,
             Some("restore") => action = Action::Restore,
+            Some("setup") => sets_up = true,
+            Some("--dry-run") => dry_run = true,
+            Some("--remove") => remove = true,
             Some("--config") => match words.next() {
                 Some(path) => file = Some(PathBuf::from(path)),
                 None => return usage("--config needs a file name"),
@@ -73,6 +81,12 @@ fn main() -> ExitCode {
                 ));
             }
         }
+    }
+    if sets_up {
+        return setup(file.as_deref(), dry_run, remove);
+    }
+    if dry_run || remove {
+        return usage("--dry-run and --remove belong to setup");
     }
     let config = match Config::load(file.as_deref()) {
         Ok(config) => config,
@@ -106,6 +120,23 @@ fn main() -> ExitCode {
             )),
             Ok(_) => ExitCode::SUCCESS,
         },
+    }
+}
+
+fn setup(file: Option<&Path>, dry_run: bool, remove: bool) -> ExitCode {
+    let places = Places::of(file.unwrap_or(Path::new(DEFAULT_PATH)));
+    let done = match (remove, dry_run) {
+        (true, true) => return usage("--remove takes back at once; leave --dry-run out"),
+        (true, false) => setup::remove(&places),
+        (false, _) => setup::setup(&places, dry_run),
+    };
+    match done {
+        Ok(text) => {
+            print!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(e @ SetupError::Config { .. }) => usage(&e.to_string()),
+        Err(e) => fail(&e.to_string()),
     }
 }
 
@@ -161,7 +192,7 @@ mod tests {
         let page = include_str!("../../../dist/viola-agent.8").replace('\\', "");
         let words = HELP.split([' ', '[', ']', '\n', ';', ',']);
         let wanted = words.filter(|w| w.starts_with("--"));
-        for word in wanted.chain(["status", "pause", "resume", "check", "restore"]) {
+        for word in wanted.chain(["status", "pause", "resume", "check", "restore", "setup"]) {
             assert!(page.contains(word), "{word}");
         }
     }

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What to write for what was found: the agent's configuration, and drop-ins for units of systemd.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use toml_edit::{Array, DocumentMut, Item, Table, TomlError, value};
+
+use super::find::{Found, Server, ServerKind};
+
+/// The preload library, where the package installs it.
+pub const LIBRARY: &str = "/usr/lib/libvpipe_preload.so";
+
+/// What is to be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// The new text of the agent's configuration.
+    pub config: String,
+    /// Further files below `/etc` with their text.
+    pub files: Vec<(PathBuf, String)>,
+    /// What was found, a line each.
+    pub found: Vec<String>,
+    /// What is left to do, a line each.
+    pub by_hand: Vec<String>,
+}
+
+/// Makes a plan from what was found and the present text of the configuration. Values that the operator has written stay.
+///
+/// # Errors
+/// The text is no TOML.
+pub fn plan(found: &Found, config: &str) -> Result<Plan, TomlError> {
+    let mut document: DocumentMut = config.parse()?;
+    let mut plan = Plan {
+        config: String::new(),
+        files: Vec::new(),
+        found: Vec::new(),
+        by_hand: Vec::new(),
+    };
+    if !found.data.is_empty() {
+        let paths = paths(&found.data);
+        plan.found
+            .push(format!("a DataNode with data in {}", paths.join(", ")));
+        // The sample's folder is no folder of this VM.
+        keep_folders(&mut document);
+        add(document.as_table_mut(), "data", &paths);
+    }
+    for server in &found.servers {
+        plan_server(&mut plan, &mut document, server);
+    }
+    plan.config = document.to_string();
+    Ok(plan)
+}
+
+fn plan_server(plan: &mut Plan, document: &mut DocumentMut, server: &Server) {
+    let name = server.kind.name();
+    let users: Vec<String> = server.users.iter().cloned().collect();
+    if !document.contains_key("pipe") {
+        add_table(document, "pipe");
+    }
+    let pipe = &mut document["pipe"];
+    let Some(pipe) = pipe.as_table_mut() else {
+        plan.by_hand.push(format!(
+            "{name}: pipe in the agent's configuration is no table; write [pipe]"
+        ));
+        return;
+    };
+    let folders = paths(&server.folders);
+    match server.kind {
+        ServerKind::Haproxy => {
+            plan.found.push(format!("{name} ({})", users.join(", ")));
+            pipe.insert("relay", value(true));
+            plan.by_hand
+                .push("haproxy.cfg: option splice-response".into());
+        }
+        _ if folders.is_empty() => {
+            plan.found.push(format!(
+                "{name} ({}), without a folder of files in its configuration",
+                users.join(", ")
+            ));
+            plan.by_hand.push(format!(
+                "{name}: name its folders as files in [pipe] of the agent's configuration"
+            ));
+        }
+        _ => {
+            plan.found.push(format!(
+                "{name} ({}) with files in {}",
+                users.join(", "),
+                folders.join(", ")
+            ));
+            add(pipe, "files", &folders);
+        }
+    }
+    let with_root: Vec<String> = std::iter::once("root".to_owned()).chain(users).collect();
+    add(pipe, "users", &with_root);
+    if server.kind == ServerKind::Apache {
+        plan.by_hand
+            .push("Apache's configuration: EnableSendfile On".into());
+    }
+    match (&server.unit, &server.preload) {
+        (_, Some(preload)) if preload.contains("libvpipe_preload.so") => {}
+        (_, Some(preload)) => plan.by_hand.push(format!(
+            "{name} has LD_PRELOAD={preload}; add {LIBRARY} to it"
+        )),
+        (None, None) => plan.by_hand.push(format!(
+            "{name} (process {}) is of no unit of systemd; start it with LD_PRELOAD={LIBRARY}",
+            server.pid
+        )),
+        (Some(unit), None) => {
+            let path = Path::new("systemd/system").join(format!("{unit}.d/viola.conf"));
+            let text =
+                format!("# viola-agent setup\n[Service]\nEnvironment=LD_PRELOAD={LIBRARY}\n");
+            plan.files.push((path, text));
+            plan.by_hand.push(format!("systemctl restart {unit}"));
+        }
+    }
+}
+
+/// Adds an empty table at the end. Comments there are of keys above all tables, so they stay above it.
+fn add_table(document: &mut DocumentMut, name: &str) {
+    let comments = document.trailing().as_str().unwrap_or_default().to_owned();
+    document.set_trailing("");
+    let mut table = Table::new();
+    table.decor_mut().set_prefix(format!("{comments}\n"));
+    document.insert(name, Item::Table(table));
+}
+
+fn paths(folders: &BTreeSet<PathBuf>) -> Vec<String> {
+    folders
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect()
+}
+
+/// Takes folders that do not exist out of `data`.
+fn keep_folders(document: &mut DocumentMut) {
+    if let Some(data) = document.get_mut("data").and_then(Item::as_array_mut) {
+        data.retain(|folder| folder.as_str().is_some_and(|path| Path::new(path).is_dir()));
+    }
+}
+
+/// Adds words to a list; the list is made if there is none.
+fn add(table: &mut Table, key: &str, words: &[String]) {
+    let list = table.entry(key).or_insert_with(|| value(Array::new()));
+    let Some(list) = list.as_array_mut() else {
+        return;
+    };
+    for word in words {
+        if !list.iter().any(|old| old.as_str() == Some(word)) {
+            list.push(word.as_str());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nginx() -> Server {
+        Server {
+            kind: ServerKind::Nginx,
+            unit: Some("nginx.service".into()),
+            users: ["root", "www-data"].map(String::from).into(),
+            folders: [PathBuf::from("/srv/www")].into(),
+            preload: None,
+            pid: 20,
+        }
+    }
+
+    fn sample() -> &'static str {
+        include_str!("../../../../dist/agent.toml")
+    }
+
+    #[test]
+    fn the_sample_gets_the_datanodes_folders_and_keeps_its_comments() {
+        let found = Found {
+            data: ["/data/7/dfs", "/data/8/dfs"].map(PathBuf::from).into(),
+            servers: Vec::new(),
+        };
+        let plan = plan(&found, sample()).unwrap();
+        let expected = sample().replace(
+            "data = [\"/data/1/dfs\"]",
+            "data = [\"/data/7/dfs\", \"/data/8/dfs\"]",
+        );
+        assert_eq!(plan.config, expected);
+        assert_eq!(
+            plan.found,
+            ["a DataNode with data in /data/7/dfs, /data/8/dfs"]
+        );
+        assert!(plan.files.is_empty() && plan.by_hand.is_empty(), "{plan:?}");
+    }
+
+    #[test]
+    fn a_server_gets_its_folders_users_and_the_library() {
+        let found = Found {
+            servers: vec![nginx()],
+            ..Found::default()
+        };
+        let done = plan(&found, sample()).unwrap();
+        let added = done.config.strip_prefix(sample()).unwrap();
+        assert_eq!(
+            added,
+            "\n[pipe]\nfiles = [\"/srv/www\"]\nusers = [\"root\", \"www-data\"]\n"
+        );
+        let (path, text) = &done.files[0];
+        assert_eq!(path, Path::new("systemd/system/nginx.service.d/viola.conf"));
+        assert!(
+            text.contains("Environment=LD_PRELOAD=/usr/lib/libvpipe_preload.so"),
+            "{text}"
+        );
+        assert_eq!(done.by_hand, ["systemctl restart nginx.service"]);
+        // A second time changes nothing.
+        assert_eq!(plan(&found, &done.config).unwrap().config, done.config);
+    }
+
+    #[test]
+    fn what_the_operator_has_written_stays() {
+        let own = "[pipe] # mine\nfiles = [\"/srv\"] # all\nusers = [\"alice\"]\nmax_pipes = 7\n";
+        let found = Found {
+            servers: vec![nginx()],
+            ..Found::default()
+        };
+        let config = plan(&found, own).unwrap().config;
+        assert_eq!(
+            config,
+            "[pipe] # mine\nfiles = [\"/srv\", \"/srv/www\"] # all\nusers = [\"alice\", \"root\", \"www-data\"]\nmax_pipes = 7\n"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_left_to_the_operator() {
+        let of = |unit: Option<&str>, preload: Option<&str>, kind| {
+            let server = Server {
+                unit: unit.map(str::to_owned),
+                preload: preload.map(str::to_owned),
+                kind,
+                ..nginx()
+            };
+            let found = Found {
+                servers: vec![server],
+                ..Found::default()
+            };
+            let plan = plan(&found, "").unwrap();
+            (plan.files.len(), plan.by_hand.join("; "), plan.config)
+        };
+        let (files, left, _) = of(None, None, ServerKind::Nginx);
+        assert!(
+            files == 0 && left.contains("of no unit of systemd"),
+            "{left}"
+        );
+        let (files, left, _) = of(Some("nginx.service"), Some("/other.so"), ServerKind::Nginx);
+        assert!(
+            files == 0 && left.contains("has LD_PRELOAD=/other.so"),
+            "{left}"
+        );
+        let (files, left, _) = of(Some("nginx.service"), Some(LIBRARY), ServerKind::Nginx);
+        assert_eq!((files, left.as_str()), (0, ""));
+        let (files, left, config) = of(Some("haproxy.service"), None, ServerKind::Haproxy);
+        assert!(
+            files == 1
+                && left.contains("option splice-response")
+                && config.contains("relay = true"),
+            "{left}: {config}"
+        );
+        let (_, left, _) = of(Some("apache2.service"), None, ServerKind::Apache);
+        assert!(left.contains("EnableSendfile On"), "{left}");
+    }
+
+    #[test]
+    fn a_configuration_that_is_no_toml_is_named() {
+        assert!(plan(&Found::default(), "data = [").is_err());
+    }
+}
