@@ -11,12 +11,10 @@ use std::collections::BTreeMap;
 use crate::compare::{Comparison, Estimate};
 use crate::slices::{MS, Nanos};
 
-/// Length of a window, ns, of a VM to which [`MANY_EVENTS`] come.
+/// Length of a window, ns, of a VM to which enough requests come for a tail of delays.
 pub const WINDOW: Nanos = 1_500 * MS;
 /// Length of a window, ns, of a VM to which fewer come.
 pub const LONG_WINDOW: Nanos = 2 * WINDOW;
-/// Packets a second of which a short window has enough for a tail of delays.
-pub const MANY_EVENTS: f64 = 100.0;
 /// The beginning of a window, ns, that is not measured: what waited before the change is served then.
 pub const SETTLING: Nanos = 500 * MS;
 /// Pairs after which the test looks.
@@ -30,20 +28,12 @@ pub const MAX_DELAY_LOSS: f64 = 0.05;
 /// The trial ends after so many pairs in which too few requests came to the VM.
 const MAX_EMPTY_PAIRS: usize = 10;
 
-/// The length of the windows, ns, of a VM to which so many packets come a second.
-pub fn window(packets_per_s: f64) -> Nanos {
-    match packets_per_s >= MANY_EVENTS {
-        true => WINDOW,
-        false => LONG_WINDOW,
-    }
-}
-
 /// What one VM got in a window.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Sample {
     /// How long requests to it waited, ns; `None` if there were too few.
     pub delay: Option<f64>,
-    /// Its CPU time, ns.
+    /// Its CPU time, as a part of the window or in any other unit that is the same in all windows.
     pub work: f64,
 }
 

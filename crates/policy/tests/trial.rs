@@ -7,7 +7,7 @@ use viola_policy::slices::simulate::{Behaviour, Core, Driver, SimVm, VmReport};
 use viola_policy::slices::{
     Class, CoreScheduler, Credit, Interleaved, InterleavedConfig, MS, Nanos, Params, US,
 };
-use viola_policy::trial::{self, Outcome, SETTLING, Sample, Trial, WINDOW, WindowSample};
+use viola_policy::trial::{LONG_WINDOW, Outcome, SETTLING, Sample, Trial, WINDOW, WindowSample};
 
 /// Fewest wake-ups of a window from which a delay is computed, as in the daemon.
 const MIN_WAKES: usize = 40;
@@ -70,13 +70,12 @@ impl Host {
         }
     }
 
-    /// A whole trial, in windows for so many events a second.
+    /// A whole trial. As in the daemon, windows are long if few requests come.
     fn trial(&mut self, seed: u64) -> Outcome<u32> {
-        let per_s = match self.vms[0].behaviour {
-            Behaviour::Duty { period, .. } => 1e9 / period as f64,
-            _ => 0.0,
+        let window = match self.vms[0].behaviour {
+            Behaviour::Duty { period, .. } if period < 10 * MS => WINDOW,
+            _ => LONG_WINDOW,
         };
-        let window = trial::window(per_s);
         let mut trial = Trial::new(seed);
         loop {
             let sample = self.window(trial.with(), window);

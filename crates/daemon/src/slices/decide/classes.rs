@@ -44,8 +44,6 @@ struct State {
     classifier: Classifier,
     verdict: Option<Verdict>,
     sums: WindowSums,
-    /// Packets of the last full window.
-    packets_per_s: f64,
     /// Class while the setting is auto.
     chosen: Class,
     /// Time of its last trial's end, ns; `None` before the first one.
@@ -189,13 +187,7 @@ impl Classes {
             return None;
         }
         state.last_change = reason;
-        let trial = Running::begin(
-            o.vm.id.clone(),
-            concerned,
-            state.packets_per_s,
-            before,
-            o.at,
-        );
+        let trial = Running::begin(o.vm.id.clone(), concerned, before, o.at);
         state.choose(trial.is_ls());
         self.trials.push(trial);
         ClassChange::logged(line)
@@ -203,6 +195,11 @@ impl Classes {
 
     /// Lets the time of the trial go on. Keeps the class if the trial ends well, and takes it back otherwise.
     fn step_trial(&mut self, tried: usize, o: &Observation<'_>) -> Option<ClassChange> {
+        if self.is_disturbed(o) {
+            self.cancel_trial(&o.vm.id);
+            let line = "ends its trial of class ls (auto): a VM on trial came to its core";
+            return ClassChange::logged(line.into());
+        }
         let trial = self.trials.get_mut(tried)?;
         let state = self.vms.get_mut(&o.vm.id)?;
         let Some(outcome) = trial.step(o.at, o.counters) else {
@@ -229,6 +226,16 @@ impl Classes {
             self.memory.set(&o.vm.id, finding);
         }
         ClassChange::logged(line)
+    }
+
+    /// Whether another VM on trial has come to a core of this one: vCPUs move for balance.
+    fn is_disturbed(&self, o: &Observation<'_>) -> bool {
+        if self.trials.len() < 2 {
+            return false;
+        }
+        let near = (o.counters)();
+        let others = self.trials.iter().filter(|t| t.vm != o.vm.id);
+        others.into_iter().any(|t| near.contains_key(&t.vm))
     }
 
     /// Ends all trials without an outcome, since classes have no effect now. Their VMs have the class from before.
@@ -310,7 +317,6 @@ impl State {
             classifier: Classifier::new(Thresholds::default()),
             verdict: None,
             sums: WindowSums::default(),
-            packets_per_s: 0.0,
             chosen: Class::Batch,
             tried_at: None,
             without: None,
@@ -377,7 +383,6 @@ impl State {
             packets: per_s(g.packets),
         };
         self.sums = WindowSums::default();
-        self.packets_per_s = window.packets;
         self.verdict = Some(self.classifier.observe(o.at, &window));
     }
 }

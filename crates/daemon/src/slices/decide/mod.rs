@@ -272,10 +272,10 @@ impl Slices {
     }
 }
 
-/// The counters of a VM and of the other VMs of its core.
+/// The counters of a VM and of the other VMs of its cores.
 fn counters(placement: &Placement, vms: &[Vm], meter: &Meter, id: &VmId) -> Counters {
-    let home = placement.home(id);
-    let is_near = |vm: &&Vm| vm.id == *id || (home.is_some() && placement.home(&vm.id) == home);
+    let cores = placement.cores_of(id);
+    let is_near = |vm: &&Vm| vm.id == *id || !placement.cores_of(&vm.id).is_disjoint(&cores);
     let near = vms.iter().filter(is_near);
     let counters = near.filter_map(|vm| Some((vm.id.clone(), meter.counters(&vm.id)?)));
     counters.collect()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which core each vCPU has, and when vCPUs move for balance.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use viola_host::facts::HostFacts;
@@ -114,6 +114,13 @@ impl Placement {
         if new.balanced {
             self.balanced = Some(now);
         }
+    }
+
+    /// The cores of all vCPUs of a VM.
+    pub fn cores_of(&self, id: &VmId) -> BTreeSet<u32> {
+        let from_vm = self.cores.range((id.clone(), 0)..);
+        let of_vm = from_vm.take_while(|((vm, _), _)| vm == id);
+        of_vm.map(|(_, cpu)| *cpu).collect()
     }
 
     /// The core of the first vCPU of a VM.

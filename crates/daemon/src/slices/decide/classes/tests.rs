@@ -233,6 +233,24 @@ fn vms_of_different_cores_are_tried_at_the_same_time() {
 }
 
 #[test]
+fn a_trial_ends_when_another_vm_on_trial_comes_to_its_core() {
+    let mut h = Host::new();
+    h.apart = true;
+    let (a, b) = (vm("a", 10, &[&[1]]), vm("b", 20, &[&[2]]));
+    h.run(&[&a, &b], ClassSetting::Auto, 10 * S);
+    assert_eq!(h.classes.trials.len(), 2);
+    h.apart = false;
+    let said = h.run(&[&a, &b], ClassSetting::Auto, S);
+    assert_eq!(
+        said,
+        ["a: ends its trial of class ls (auto): a VM on trial came to its core"]
+    );
+    assert_eq!(h.classes.trials.len(), 1);
+    let said = h.run(&[&a, &b], ClassSetting::Auto, 2 * TRIAL_TIME);
+    assert_eq!(said.len(), 3, "one after the other: {said:?}");
+}
+
+#[test]
 fn a_vm_that_stops_its_io_becomes_batch() {
     let (mut h, a) = (Host::new(), vm("a", 10, &[&[1]]));
     h.run(&[&a], ClassSetting::Auto, TRIAL_TIME);

@@ -2,13 +2,16 @@
 //! Class ls on trial for a VM: its windows by the clock, and what is compared, from the meter's counters.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use viola_host::VmId;
 use viola_meter::{Span, VmCounters};
 use viola_policy::compare::Estimate;
 use viola_policy::slices::Nanos;
 use viola_policy::slices::classify::Figure;
-use viola_policy::trial::{self, Finding, Good, Outcome, SETTLING, Sample, Trial, WindowSample};
+use viola_policy::trial::{
+    Finding, Good, LONG_WINDOW, Outcome, SETTLING, Sample, Trial, WINDOW, WindowSample,
+};
 
 use viola_cli::error::one_line;
 
@@ -42,21 +45,21 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// A trial whose first window begins at `at` (ns), of a VM to which so many packets come.
+    /// A trial whose first window begins at `at` (ns).
     pub(super) fn begin(
         vm: VmId,
         concerned: BTreeSet<VmId>,
-        packets_per_s: f64,
         before: (Figure, Nanos),
         at: Nanos,
     ) -> Self {
+        let seed = seed(&vm, at);
         Self {
             vm,
             concerned,
             before,
             compared: None,
-            trial: Trial::new(at),
-            window: trial::window(packets_per_s),
+            trial: Trial::new(seed),
+            window: WINDOW,
             begun: at,
             base: None,
         }
@@ -92,7 +95,13 @@ impl Running {
         if self.compared.is_none()
             && let (Some(now), Some(base)) = (now.get(&self.vm), base.get(&self.vm))
         {
-            self.compared = Some(match packet_delay(&now.since(base)) {
+            let span = now.since(base);
+            // Of few packets, this window and all later ones have to be long.
+            if self.window < LONG_WINDOW && span.packets.count() < 2 * MIN_PACKETS {
+                self.window = LONG_WINDOW;
+                return None;
+            }
+            self.compared = Some(match packet_delay(&span) {
                 Some(_) => Figure::PacketDelay,
                 None => Figure::ResidualWait,
             });
@@ -103,20 +112,27 @@ impl Running {
     }
 
     fn sample(&self, base: &Counters, now: &Counters) -> WindowSample<VmId> {
-        let span = |id: &VmId| Some(now.get(id)?.since(base.get(id)?));
-        let own = span(&self.vm).map_or(Sample::default(), |span| Sample {
+        let span = |id: &VmId| {
+            let (now, base) = (now.get(id)?, base.get(id)?);
+            let time = now.at.saturating_sub(base.at).max(1) as f64;
+            let span = now.since(base);
+            // The loop's ticks make windows of different lengths.
+            let work = span.run as f64 / time;
+            Some((span, work))
+        };
+        let own = span(&self.vm).map_or(Sample::default(), |(span, work)| Sample {
             delay: match self.compared {
                 Some(Figure::PacketDelay) => packet_delay(&span),
                 _ => residual_wait(&span),
             },
-            work: span.run as f64,
+            work,
         });
         let neighbours = now.keys().filter(|id| **id != self.vm);
         let neighbours = neighbours.filter_map(|id| {
-            let span = span(id)?;
+            let (span, work) = span(id)?;
             let sample = Sample {
                 delay: packet_delay(&span),
-                work: span.run as f64,
+                work,
             };
             Some((id.clone(), sample))
         });
@@ -125,6 +141,13 @@ impl Running {
             neighbours: neighbours.collect(),
         }
     }
+}
+
+/// A seed of a VM's own, so that trials that begin at the same moment have different lots.
+fn seed(vm: &VmId, at: Nanos) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (vm, at).hash(&mut hasher);
+    hasher.finish()
 }
 
 fn packet_delay(span: &Span) -> Option<f64> {

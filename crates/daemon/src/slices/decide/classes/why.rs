@@ -133,7 +133,7 @@ mod tests {
         assert!(why.contains("too little a gain"), "{why}");
         let web = vm("web", 8, &[&[1]]).id;
         let both = [web.clone(), id.clone()].into();
-        let trial = Running::begin(web, both, 0.0, (Figure::PacketDelay, 9 * MS), 0);
+        let trial = Running::begin(web, both, (Figure::PacketDelay, 9 * MS), 0);
         classes.trials.push(trial);
         let why = classes.why(&id, AUTO, worth(9 * MS));
         assert!(why.contains("of its core is being tried first"), "{why}");
@@ -148,7 +148,7 @@ mod tests {
         let why = classes.why(&id, AUTO, worth(9 * MS));
         assert!(why.ends_with("packets is 0.20x"), "{why}");
         let alone = [id.clone()].into();
-        let trial = Running::begin(id.clone(), alone, 0.0, (Figure::PacketDelay, 9 * MS), 0);
+        let trial = Running::begin(id.clone(), alone, (Figure::PacketDelay, 9 * MS), 0);
         classes.trials.push(trial);
         let why = classes.why(&id, AUTO, worth(9 * MS));
         assert!(
