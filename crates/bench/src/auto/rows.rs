@@ -121,6 +121,15 @@ impl AutoReading {
         Figures::of(self.windows_after(time).take(1))
     }
 
+    /// The worst p99 of each so many windows after a time as the other sides have; the median of these.
+    fn worst_p99(&self, time: Duration) -> f64 {
+        let windows: Vec<&LoadReading> = self.windows_after(time).collect();
+        let groups = windows.chunks_exact(super::WINDOWS);
+        let worst = groups.map(|group| Figures::of(group.iter().copied()).worst_p99);
+        let worst = Sorted::new(worst.filter(|p99| p99.is_finite()).collect());
+        worst.median().unwrap_or(f64::NAN)
+    }
+
     fn whole(&self) -> Figures {
         Figures::of(self.windows.iter().map(|(_, window)| window))
     }
@@ -207,11 +216,11 @@ impl Measurements {
             rows.push(only(&name("1 min"), "%", minute, 20.0));
             rows.push(only(&name("3 min"), "%", later, 10.0));
         }
-        let worst = autos(&|a| a.after(MINUTE).worst_p99);
+        let worst = autos(&|a| a.worst_p99(MINUTE));
         let work = autos(&|a| a.whole().work);
         rows.extend([
             row(
-                "HTTP p99, the worst 10 s after the first minute",
+                "HTTP p99, the worst of four times 10 s after the first minute",
                 "ms",
                 |f| f.worst_p99,
                 worst,
@@ -309,8 +318,8 @@ mod tests {
         );
         assert_eq!(of("HTTP p50, after 3 min").ratio, Some(0.3));
         assert_eq!(
-            of("HTTP p99, the worst 10 s after the first minute").ratio,
-            Some(1.0)
+            of("HTTP p99, the worst of four times 10 s after the first minute").ratio,
+            Some(0.3)
         );
         let time = of("time until both servers have class ls");
         assert_eq!((time.median("auto"), time.met), (Some(94.0), Some(true)));
