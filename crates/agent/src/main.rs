@@ -2,6 +2,7 @@
 //! `viola-agent`: the command line of the guest agent.
 
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -124,6 +125,10 @@ fn main() -> ExitCode {
 }
 
 fn setup(file: Option<&Path>, dry_run: bool, remove: bool) -> ExitCode {
+    // Only root sees the files, units and environments of all processes.
+    if !std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0) {
+        return fail("setup needs root");
+    }
     let places = Places::of(file.unwrap_or(Path::new(DEFAULT_PATH)));
     let done = match (remove, dry_run) {
         (true, true) => return usage("--remove takes back at once; leave --dry-run out"),
@@ -135,7 +140,9 @@ fn setup(file: Option<&Path>, dry_run: bool, remove: bool) -> ExitCode {
             print!("{text}");
             ExitCode::SUCCESS
         }
-        Err(e @ SetupError::Config { .. }) => usage(&e.to_string()),
+        Err(e @ (SetupError::Config { .. } | SetupError::OtherFile { .. })) => {
+            usage(&e.to_string())
+        }
         Err(e) => fail(&e.to_string()),
     }
 }

@@ -97,6 +97,8 @@ pub fn find(proc: &Path, etc: &Path) -> std::io::Result<Found> {
     let mut found = Found::default();
     let mut servers: BTreeMap<(ServerKind, Option<String>), Server> = BTreeMap::new();
     let users = users(etc);
+    let namespace = |process: &Path| fs::read_link(process.join("ns/pid")).ok();
+    let own = namespace(&proc.join("self"));
     for entry in fs::read_dir(proc)?.flatten() {
         let Some(pid) = entry
             .file_name()
@@ -106,6 +108,10 @@ pub fn find(proc: &Path, etc: &Path) -> std::io::Result<Found> {
             continue;
         };
         let folder = entry.path();
+        // The paths, users and units of a container are not those of the VM.
+        if namespace(&folder) != own {
+            continue;
+        }
         // A process may end while it is looked at.
         if is_datanode(&folder) {
             found.data.extend(locked_folders(&folder));
@@ -162,7 +168,7 @@ fn locked_folders(process: &Path) -> BTreeSet<PathBuf> {
 fn unit(process: &Path) -> Option<String> {
     let groups = text(&process.join("cgroup"))?;
     let of_systemd = |line: &&str| line.starts_with("0::") || line.contains(":name=systemd:");
-    let path = groups.lines().find(of_systemd)?.rsplit(':').next()?;
+    let path = groups.lines().find(of_systemd)?.splitn(3, ':').nth(2)?;
     if path.contains("user.slice") {
         return None;
     }

@@ -6,7 +6,8 @@ mod find;
 mod plan;
 
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -49,6 +50,12 @@ pub enum SetupError {
         /// The system's reason.
         source: io::Error,
     },
+    /// Setup has written another file than the one that is named now.
+    #[error("setup has written {path}; name that file by --config")]
+    OtherFile {
+        /// The file that setup has written.
+        path: PathBuf,
+    },
     /// The agent's configuration is no TOML.
     #[error("{path}: {what}; correct it, and run setup again")]
     Config {
@@ -62,8 +69,12 @@ pub enum SetupError {
 /// What was written.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Written {
-    /// The agent's configuration before; `None` if there was none.
+    /// The agent's configuration.
+    path: PathBuf,
+    /// Its text before the first setup; `None` if there was none.
     before: Option<String>,
+    /// Its text before the last setup, which may have ended before it wrote the file.
+    was: Option<String>,
     /// The agent's configuration as it was written.
     config: String,
     /// Other files, with their text.
@@ -77,41 +88,74 @@ struct Written {
 pub fn setup(places: &Places, dry_run: bool) -> Result<String, SetupError> {
     let found = find::find(&places.proc, &places.etc).map_err(of(&places.proc))?;
     let now = read(&places.config)?;
-    let plan =
+    let earlier = written(places)?;
+    let mut plan =
         plan::plan(&found, now.as_deref().unwrap_or_default()).map_err(|e| SetupError::Config {
             path: places.config.clone(),
             what: e.message().to_owned(),
         })?;
+    keep_others_files(places, earlier.as_ref(), &mut plan)?;
     let is_new = now.as_deref() != Some(&plan.config) && !plan.found.is_empty();
     if !dry_run && (is_new || !plan.files.is_empty()) {
-        write(places, now, &plan)?;
+        write(places, now, earlier, &plan)?;
     }
     Ok(text(places, &plan, is_new, dry_run))
 }
 
-fn write(places: &Places, now: Option<String>, plan: &Plan) -> Result<(), SetupError> {
-    let earlier = written(places)?;
+/// A drop-in of that name that setup has not written stays, and the line is left to the operator.
+fn keep_others_files(
+    places: &Places,
+    earlier: Option<&Written>,
+    plan: &mut Plan,
+) -> Result<(), SetupError> {
+    let own: &[(PathBuf, String)] = earlier.map_or(&[], |earlier| &earlier.files);
+    for (path, text) in std::mem::take(&mut plan.files) {
+        let at = places.etc.join(&path);
+        let is_own = |now: &String| *now == text || own.iter().any(|(p, t)| *p == at && t == now);
+        match read(&at)? {
+            Some(now) if !is_own(&now) => {
+                let (at, library) = (at.display(), plan::LIBRARY);
+                plan.by_hand.push(format!(
+                    "{at} is there already; add Environment=LD_PRELOAD={library} to it"
+                ));
+            }
+            _ => plan.files.push((path, text)),
+        }
+    }
+    Ok(())
+}
+
+fn write(
+    places: &Places,
+    now: Option<String>,
+    earlier: Option<Written>,
+    plan: &Plan,
+) -> Result<(), SetupError> {
     let mut record = Written {
+        path: places.config.clone(),
         // What setup itself has written is not what was before.
         before: match &earlier {
-            Some(earlier) if now.as_ref() == Some(&earlier.config) => earlier.before.clone(),
-            _ => now,
+            Some(e) if now.as_ref() == Some(&e.config) || now == e.was => e.before.clone(),
+            _ => now.clone(),
         },
+        was: now,
         config: plan.config.clone(),
         files: earlier.map(|e| e.files).unwrap_or_default(),
     };
-    for (path, text) in &plan.files {
-        let path = places.etc.join(path);
-        record.files.retain(|(old, _)| *old != path);
-        record.files.push((path, text.clone()));
-    }
+    let files: Vec<(PathBuf, String)> = (plan.files.iter())
+        .map(|(path, text)| (places.etc.join(path), text.clone()))
+        .collect();
+    record
+        .files
+        .retain(|(old, _)| files.iter().all(|(new, _)| new != old));
+    record.files.extend(files.iter().cloned());
     // The record comes first, so that what follows can be taken back whenever it ends.
     let json = serde_json::to_string_pretty(&record).unwrap_or_default();
-    replace(&places.state, &json)?;
-    for (path, text) in &record.files {
-        replace(path, text)?;
+    replace(&places.state, &json, 0o600)?;
+    for (path, text) in &files {
+        replace(path, text, 0o644)?;
     }
-    replace(&places.config, &record.config)
+    replace(&places.config, &record.config, 0o644)
 }
 
 /// Takes back what [`setup`] has written, as far as nobody has changed it since. Returns a text for the operator.
@@ -123,6 +167,7 @@ pub fn remove(places: &Places) -> Result<String, SetupError> {
         return Ok("there is nothing to take back\n".into());
     };
     let mut done = String::new();
+    let mut by_hand = String::new();
     for (path, text) in &record.files {
         match read(path)? {
             Some(now) if now == *text => {
@@ -130,25 +175,38 @@ pub fn remove(places: &Places) -> Result<String, SetupError> {
                 // The folder of drop-ins goes if it is empty.
                 let _ = path.parent().map(fs::remove_dir);
                 done.push_str(&format!("removed {}\n", path.display()));
+                let unit = path
+                    .parent()
+                    .and_then(Path::file_name)
+                    .and_then(|name| name.to_str());
+                if let Some(unit) = unit.and_then(|name| name.strip_suffix(".d")) {
+                    by_hand.push_str(&format!("  systemctl restart {unit}\n"));
+                }
             }
             Some(_) => done.push_str(&format!("{} was changed since and stays\n", path.display())),
             None => {}
         }
     }
     let config = places.config.display();
+    let is_own = |now: &String| *now == record.config || record.was.as_ref() == Some(now);
     match (read(&places.config)?, &record.before) {
-        (Some(now), Some(before)) if now == record.config => {
-            replace(&places.config, before)?;
+        (now, before) if now == *before => {}
+        (Some(now), Some(before)) if is_own(&now) => {
+            replace(&places.config, before, 0o644)?;
             done.push_str(&format!("{config} is as it was\n"));
         }
-        (Some(now), None) if now == record.config => {
+        (Some(now), None) if is_own(&now) => {
             fs::remove_file(&places.config).map_err(of(&places.config))?;
             done.push_str(&format!("removed {config}\n"));
         }
-        (now, before) if now == *before => {}
         _ => done.push_str(&format!("{config} was changed since and stays\n")),
     }
     fs::remove_file(&places.state).map_err(of(&places.state))?;
+    if !by_hand.is_empty() {
+        done.push_str(&format!(
+            "left to do:\n  systemctl daemon-reload\n{by_hand}"
+        ));
+    }
     Ok(done)
 }
 
@@ -178,16 +236,16 @@ fn text(places: &Places, plan: &Plan, is_new: bool, dry_run: bool) -> String {
     text
 }
 
+/// What setup has written, if it has.
 fn written(places: &Places) -> Result<Option<Written>, SetupError> {
     let Some(text) = read(&places.state)? else {
         return Ok(None);
     };
-    serde_json::from_str(&text)
-        .map(Some)
-        .map_err(|e| SetupError::File {
-            path: places.state.clone(),
-            source: e.into(),
-        })
+    let record: Written = serde_json::from_str(&text).map_err(|e| of(&places.state)(e.into()))?;
+    if record.path != places.config {
+        return Err(SetupError::OtherFile { path: record.path });
+    }
+    Ok(Some(record))
 }
 
 fn of(path: &Path) -> impl Fn(io::Error) -> SetupError {
@@ -206,15 +264,39 @@ fn read(path: &Path) -> Result<Option<String>, SetupError> {
     }
 }
 
-/// Replaces a file at once: whoever reads it has the old or the new text.
-fn replace(path: &Path, text: &str) -> Result<(), SetupError> {
+/// Replaces a file at once: whoever reads it has the old or the new text, also after a power cut. A link stays a link, and owner and
+/// mode stay; a new file gets `mode`.
+fn replace(path: &Path, text: &str, mode: u32) -> Result<(), SetupError> {
+    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let folder = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(folder).map_err(of(folder))?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
     let new = folder.join(name);
-    fs::write(&new, text).map_err(of(&new))?;
-    fs::rename(&new, path).map_err(of(path))
+    // One that an earlier end has left.
+    let _ = fs::remove_file(&new);
+    let write = || {
+        let mut options = fs::OpenOptions::new();
+        let mut file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&new)?;
+        file.write_all(text.as_bytes())?;
+        let mode = match fs::metadata(path) {
+            Ok(old) => {
+                fchown(&file, Some(old.uid()), Some(old.gid()))?;
+                old.mode() & 0o7777
+            }
+            Err(_) => mode,
+        };
+        file.set_permissions(fs::Permissions::from_mode(mode))?;
+        file.sync_all()
+    };
+    write().map_err(of(&new))?;
+    fs::rename(&new, path).map_err(of(path))?;
+    let folder_entry = fs::File::open(folder).and_then(|file| file.sync_all());
+    folder_entry.map_err(of(folder))
 }
 
 #[cfg(test)]
@@ -299,6 +381,70 @@ mod tests {
         assert_eq!(remove(&places).unwrap(), "");
         assert_eq!(read(&places.config).unwrap().unwrap(), "# mine\n");
         assert!(!places.state.exists());
+    }
+
+    #[test]
+    fn what_was_there_before_is_known_however_often_setup_ran_and_ended() {
+        let (_dir, places) = vm();
+        setup(&places, false).unwrap();
+        let first = read(&places.config).unwrap().unwrap();
+        // Another server; the second setup ends after its record.
+        let process = places.proc.join("30");
+        fs::create_dir_all(&process).unwrap();
+        fs::write(process.join("comm"), "haproxy\n").unwrap();
+        setup(&places, false).unwrap();
+        assert_ne!(read(&places.config).unwrap().unwrap(), first);
+        fs::write(&places.config, &first).unwrap();
+        setup(&places, false).unwrap();
+        remove(&places).unwrap();
+        assert_eq!(read(&places.config).unwrap().unwrap(), "# mine\n");
+    }
+
+    #[test]
+    fn another_files_record_is_not_lost() {
+        let (_dir, places) = vm();
+        setup(&places, false).unwrap();
+        let other = Places {
+            config: places.etc.join("other.toml"),
+            ..places.clone()
+        };
+        for refused in [
+            setup(&other, false).unwrap_err(),
+            remove(&other).unwrap_err(),
+        ] {
+            assert!(
+                matches!(&refused, SetupError::OtherFile { path } if *path == places.config),
+                "{refused}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_drop_in_of_the_operator_stays() {
+        let (_dir, places) = vm();
+        fs::create_dir_all(drop_in(&places).parent().unwrap()).unwrap();
+        fs::write(drop_in(&places), "[Service]\nNice=5\n").unwrap();
+        let said = setup(&places, false).unwrap();
+        assert!(said.contains("is there already; add Environment"), "{said}");
+        remove(&places).unwrap();
+        assert_eq!(
+            read(&drop_in(&places)).unwrap().unwrap(),
+            "[Service]\nNice=5\n"
+        );
+    }
+
+    #[test]
+    fn a_link_stays_a_link_and_a_private_file_private() {
+        let (_dir, places) = vm();
+        let target = places.etc.join("managed.toml");
+        fs::rename(&places.config, &target).unwrap();
+        fs::set_permissions(&target, fs::Permissions::from_mode(0o640)).unwrap();
+        std::os::unix::fs::symlink(&target, &places.config).unwrap();
+        setup(&places, false).unwrap();
+        assert!(fs::symlink_metadata(&places.config).unwrap().is_symlink());
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!((mode(&target), mode(&places.state)), (0o640, 0o600));
+        assert!(read(&target).unwrap().unwrap().contains("[pipe]"));
     }
 
     #[test]

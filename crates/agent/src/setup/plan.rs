@@ -4,12 +4,15 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use toml_edit::{Array, DocumentMut, Item, Table, TomlError, value};
+use toml_edit::{Array, DocumentMut, Item, Table, TomlError, Value, value};
 
 use super::find::{Found, Server, ServerKind};
 
 /// The preload library, where the package installs it.
 pub const LIBRARY: &str = "/usr/lib/libvpipe_preload.so";
+
+/// The folder in the sample of the agent's configuration.
+const SAMPLE: &str = "/data/1/dfs";
 
 /// What is to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,8 +43,7 @@ pub fn plan(found: &Found, config: &str) -> Result<Plan, TomlError> {
         let paths = paths(&found.data);
         plan.found
             .push(format!("a DataNode with data in {}", paths.join(", ")));
-        // The sample's folder is no folder of this VM.
-        keep_folders(&mut document);
+        drop_sample(&mut document);
         add(document.as_table_mut(), "data", &paths);
     }
     for server in &found.servers {
@@ -59,6 +61,7 @@ fn plan_server(plan: &mut Plan, document: &mut DocumentMut, server: &Server) {
     }
     let pipe = &mut document["pipe"];
     let Some(pipe) = pipe.as_table_mut() else {
+        plan.found.push(format!("{name} ({})", users.join(", ")));
         plan.by_hand.push(format!(
             "{name}: pipe in the agent's configuration is no table; write [pipe]"
         ));
@@ -68,7 +71,15 @@ fn plan_server(plan: &mut Plan, document: &mut DocumentMut, server: &Server) {
     match server.kind {
         ServerKind::Haproxy => {
             plan.found.push(format!("{name} ({})", users.join(", ")));
-            pipe.insert("relay", value(true));
+            match pipe.get("relay").and_then(Item::as_bool) {
+                None => drop(pipe.insert("relay", value(true))),
+                Some(true) => {}
+                Some(false) => {
+                    let hint =
+                        "relay in [pipe] of the agent's configuration is false; set it to true";
+                    plan.by_hand.push(hint.into());
+                }
+            }
             plan.by_hand
                 .push("haproxy.cfg: option splice-response".into());
         }
@@ -131,22 +142,28 @@ fn paths(folders: &BTreeSet<PathBuf>) -> Vec<String> {
         .collect()
 }
 
-/// Takes folders that do not exist out of `data`.
-fn keep_folders(document: &mut DocumentMut) {
+/// Takes the sample's folder out of `data`, unless this VM has it.
+fn drop_sample(document: &mut DocumentMut) {
     if let Some(data) = document.get_mut("data").and_then(Item::as_array_mut) {
-        data.retain(|folder| folder.as_str().is_some_and(|path| Path::new(path).is_dir()));
+        data.retain(|folder| folder.as_str() != Some(SAMPLE) || Path::new(SAMPLE).is_dir());
     }
 }
 
-/// Adds words to a list; the list is made if there is none.
+/// Adds words to a list; the list is made if there is none. A user without a name is a number.
 fn add(table: &mut Table, key: &str, words: &[String]) {
     let list = table.entry(key).or_insert_with(|| value(Array::new()));
     let Some(list) = list.as_array_mut() else {
         return;
     };
     for word in words {
-        if !list.iter().any(|old| old.as_str() == Some(word)) {
-            list.push(word.as_str());
+        let number = word.parse::<i64>().ok().filter(|_| key == "users");
+        let is_it = |old: &Value| {
+            old.as_str() == Some(word) || (number.is_some() && old.as_integer() == number)
+        };
+        match number {
+            _ if list.iter().any(is_it) => {}
+            Some(number) => list.push(number),
+            None => list.push(word.as_str()),
         }
     }
 }
@@ -263,6 +280,42 @@ mod tests {
         );
         let (_, left, _) = of(Some("apache2.service"), None, ServerKind::Apache);
         assert!(left.contains("EnableSendfile On"), "{left}");
+    }
+
+    #[test]
+    fn a_user_without_a_name_is_a_number_and_no_word_of_the_operator_changes() {
+        let haproxy = Server {
+            kind: ServerKind::Haproxy,
+            users: ["61234".to_owned()].into(),
+            ..nginx()
+        };
+        let found = Found {
+            servers: vec![haproxy],
+            data: ["/data/7/dfs".into()].into(),
+        };
+        let own = "data = [\"/not/mounted/now\"]\n[pipe]\nrelay = false # no\n";
+        let done = plan(&found, own).unwrap();
+        assert_eq!(
+            done.config,
+            "data = [\"/not/mounted/now\", \"/data/7/dfs\"]\n[pipe]\nrelay = false # no\nusers = [\"root\", 61234]\n"
+        );
+        assert!(
+            done.by_hand
+                .iter()
+                .any(|line| line.contains("relay in [pipe]")),
+            "{done:?}"
+        );
+        assert_eq!(plan(&found, &done.config).unwrap().config, done.config);
+        // A table on one line is left to the operator, and said.
+        let inline = plan(&found, "pipe = {relay = true}\n").unwrap();
+        assert!(
+            inline
+                .by_hand
+                .iter()
+                .any(|line| line.contains("is no table")),
+            "{inline:?}"
+        );
+        assert_eq!(inline.found.len(), 2);
     }
 
     #[test]
