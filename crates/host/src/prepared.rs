@@ -20,7 +20,7 @@ pub enum Purpose {
 impl Purpose {
     fn suffix(self) -> &'static str {
         match self {
-            Self::Events => ".qmp",
+            Self::Events => ".events.qmp",
             Self::Devices => ".lane.qmp",
         }
     }
@@ -39,8 +39,8 @@ impl Purpose {
         if !is_prepared || !name.starts_with(PREFIX) {
             return None;
         }
-        let all = [Self::Devices, Self::Events];
-        all.into_iter()
+        [Self::Events, Self::Devices]
+            .into_iter()
             .find(|purpose| name.ends_with(purpose.suffix()))
     }
 }
@@ -51,14 +51,16 @@ mod tests {
 
     #[test]
     fn the_name_of_a_socket_says_for_what_it_is() {
-        for purpose in [Purpose::Events, Purpose::Devices] {
-            let path = purpose.socket("db01");
+        let all = [Purpose::Events, Purpose::Devices];
+        let names = ["db01", "x.lane", "x.events"];
+        for (purpose, name) in all.into_iter().flat_map(|p| names.map(|name| (p, name))) {
+            let path = purpose.socket(name);
             assert_eq!(Purpose::of(Path::new(&path)), Some(purpose));
             let through_root = format!("/proc/7/root{path}");
             assert_eq!(Purpose::of(Path::new(&through_root)), Some(purpose));
         }
         for other in [
-            "/run/viola-db01.qmp",
+            "/run/viola-db01.events.qmp",
             "/var/lib/libvirt/qemu/db01.qmp",
             "/var/lib/libvirt/qemu/viola-db01.sock",
             "/",

@@ -88,11 +88,11 @@ pub fn uml_folder(vm: &Vm) -> Result<Option<PathBuf>, HostError> {
 /// # Errors
 /// [`HostError::Read`].
 pub fn event_socket(vm: &Vm) -> Result<Option<PathBuf>, HostError> {
-    Ok(choose_event_socket(&qmp_sockets(vm)?).cloned())
+    Ok(choose_event_socket(&qmp_sockets(vm)?, &vm.name).cloned())
 }
 
-fn choose_event_socket(sockets: &[PathBuf]) -> Option<&PathBuf> {
-    let prepared = prepared(sockets, Purpose::Events);
+fn choose_event_socket<'a>(sockets: &'a [PathBuf], vm: &str) -> Option<&'a PathBuf> {
+    let prepared = prepared(sockets, Purpose::Events, vm);
     prepared.or_else(|| sockets.last().filter(|_| sockets.len() > 1))
 }
 
@@ -102,20 +102,26 @@ fn choose_event_socket(sockets: &[PathBuf]) -> Option<&PathBuf> {
 /// # Errors
 /// [`HostError::Read`].
 pub fn device_socket(vm: &Vm) -> Result<Option<PathBuf>, HostError> {
-    Ok(choose_device_socket(&qmp_sockets(vm)?).cloned())
+    Ok(choose_device_socket(&qmp_sockets(vm)?, &vm.name).cloned())
 }
 
-fn choose_device_socket(sockets: &[PathBuf]) -> Option<&PathBuf> {
+fn choose_device_socket<'a>(sockets: &'a [PathBuf], vm: &str) -> Option<&'a PathBuf> {
     let any = || match sockets.len() {
         0..=2 => sockets.last(),
         n => sockets.get(n - 2),
     };
-    prepared(sockets, Purpose::Devices).or_else(any)
+    prepared(sockets, Purpose::Devices, vm).or_else(any)
 }
 
-fn prepared(sockets: &[PathBuf], purpose: Purpose) -> Option<&PathBuf> {
-    let mut sockets = sockets.iter();
-    sockets.find(|path| Purpose::of(path) == Some(purpose))
+/// The prepared socket of the VM's own name, else any: a VM that was renamed or cloned since has that of the old name.
+fn prepared<'a>(sockets: &'a [PathBuf], purpose: Purpose, vm: &str) -> Option<&'a PathBuf> {
+    let own = purpose.socket(vm);
+    let of_purpose = || {
+        let sockets = sockets.iter();
+        sockets.filter(|path| Purpose::of(path) == Some(purpose))
+    };
+    let is_own = |path: &&PathBuf| path.ends_with(own.trim_start_matches('/'));
+    of_purpose().find(is_own).or_else(|| of_purpose().next())
 }
 
 fn qmp_sockets(vm: &Vm) -> Result<Vec<PathBuf>, HostError> {
@@ -144,17 +150,23 @@ mod tests {
         let path = |purpose: Purpose| PathBuf::from(purpose.socket("db01"));
         let (events, devices) = (path(Purpose::Events), path(Purpose::Devices));
         let own = PathBuf::from("/run/own.qmp");
-        assert_eq!(choose_event_socket(std::slice::from_ref(&own)), None);
         assert_eq!(
-            choose_event_socket(std::slice::from_ref(&events)),
+            choose_event_socket(std::slice::from_ref(&own), "db01"),
+            None
+        );
+        assert_eq!(
+            choose_event_socket(std::slice::from_ref(&events), "db01"),
             Some(&events)
         );
         let both = [devices.clone(), events.clone(), own.clone()];
-        assert_eq!(choose_event_socket(&both), Some(&events));
-        assert_eq!(choose_device_socket(&both), Some(&devices));
+        assert_eq!(choose_event_socket(&both, "db01"), Some(&events));
+        assert_eq!(choose_device_socket(&both, "db01"), Some(&devices));
+        let cloned = [Purpose::Events.socket("db00").into(), events.clone()];
+        assert_eq!(choose_event_socket(&cloned, "db01"), Some(&events));
+        assert_eq!(choose_event_socket(&cloned[..1], "db01"), cloned.first());
         let others = [own.clone(), "/run/second.qmp".into()];
-        assert_eq!(choose_event_socket(&others), others.last());
-        assert_eq!(choose_device_socket(&others), others.last());
+        assert_eq!(choose_event_socket(&others, "db01"), others.last());
+        assert_eq!(choose_device_socket(&others, "db01"), others.last());
     }
 
     #[test]

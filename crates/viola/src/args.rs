@@ -18,7 +18,7 @@ use viola_daemon::workers::entry::{self, Kind};
 use viola_config as config;
 
 pub use internal::Internal;
-pub use prepare::{Prepare, PrepareWhat, Role, Unprepare};
+pub use prepare::{Prepare, PrepareWhat, Unprepare};
 pub use vms::{Advise, Log, Set, Try, Why};
 
 /// Fast I/O for virtual machines that share few cores.
@@ -120,8 +120,8 @@ pub enum Command {
     /// port. A channel is plugged into a running VM at once; the rest comes with its next start. Nothing else of the domain
     /// changes. The command says what is left to do in the VM and on the host.
     ///
-    /// WHAT is vread, vpipe, turbo or lane. With vread the grants of the configuration say whether the VM reads or is read. Needs
-    /// root and libvirt's command virsh, and no daemon.
+    /// WHAT is vread, vpipe, turbo or lane. With vread the grants of the configuration say whether the VM reads or is read, so write
+    /// the grant first. Needs root and libvirt's command virsh, and no daemon.
     Prepare(Prepare),
     /// Take out of a libvirt VM what viola prepare has added.
     ///

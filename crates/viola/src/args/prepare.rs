@@ -18,15 +18,6 @@ pub enum PrepareWhat {
     Lane,
 }
 
-/// The VM's part in vread.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Role {
-    /// It reads blocks.
-    Reader,
-    /// Its blocks are read.
-    Datanode,
-}
-
 /// Options of `prepare`.
 #[derive(Debug, Args)]
 pub struct Prepare {
@@ -36,18 +27,15 @@ pub struct Prepare {
     /// The accelerator.
     #[arg(value_name = "WHAT")]
     pub what: PrepareWhat,
-    /// The VM's part in vread; by default what `allow` in [vread] says of it.
-    #[arg(long)]
-    pub role: Option<Role>,
     /// Only show the changes.
     #[arg(long)]
     pub dry_run: bool,
     /// Print JSON: vm, dry_run, uses, parts (part, purpose, state, why, xml) and next.
     #[arg(long)]
     pub json: bool,
-    /// Configuration file with the grants of vread; /etc/viola/viola.toml by default.
-    #[arg(short, long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
+    /// Configuration file with the grants of vread.
+    #[arg(short, long, value_name = "FILE", default_value = viola_config::DEFAULT_PATH)]
+    pub config: PathBuf,
 }
 
 /// Options of `unprepare`.

@@ -4,6 +4,7 @@
 //! Format: <https://libvirt.org/formatdomain.html>. What viola has added stands in the domain's `<metadata>`, so it is known on
 //! whatever host the domain is later.
 
+mod elements;
 mod parts;
 mod text;
 
@@ -11,8 +12,10 @@ use std::collections::BTreeSet;
 
 use roxmltree::{Document, Node};
 
-use parts::MOUNTS;
-pub use parts::{Part, Use};
+use elements::{child, find, is_root_port, needs_shared_memory, parse, vcpus};
+pub use elements::{has, name, source_of};
+use parts::MAX_SOCKET_PATH_BYTES;
+pub use parts::{Part, Use, VmNames};
 use text::{cut, indented, insert_into, start_of_line};
 
 /// Namespace of `<qemu:commandline>`.
@@ -31,14 +34,18 @@ pub enum DomainError {
         "its memory is private by <access mode='private'/>; vread's mount needs shared memory: change it by `virsh edit`"
     )]
     PrivateMemory,
-    /// Without PCI Express nothing can be plugged into a root port.
+    /// A lane needs PCI Express.
     #[error("its machine {0} has no PCI Express; a lane needs one that has it, such as q35")]
     NoPcie(String),
     /// A turbo vCPU leaves none for the programs.
     #[error(
-        "it has one vCPU; a turbo vCPU needs a second one for the programs: `virsh setvcpus --config`"
+        "it has one vCPU; a turbo vCPU needs a second one for the programs: `virsh setvcpus VM 2 --maximum --config`, then the same \
+         without --maximum"
     )]
     OneVcpu,
+    /// A socket's path would be too long.
+    #[error("its name is too long: the socket {0} would have more than 107 bytes")]
+    LongName(String),
 }
 
 /// A domain with what was added to it.
@@ -52,39 +59,41 @@ pub struct Prepared {
     pub present: Vec<Part>,
 }
 
+/// What [`prepare`] has added to a domain.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Record {
+    /// For what it was prepared.
+    uses: BTreeSet<Use>,
+    /// What was added.
+    parts: BTreeSet<Part>,
+}
+
+impl Record {
+    /// The parts that its uses need.
+    fn needed(&self) -> BTreeSet<Part> {
+        self.uses.iter().flat_map(|u| u.parts()).copied().collect()
+    }
+}
+
 /// Adds to a domain what these uses need.
 ///
 /// # Errors
 /// See [`DomainError`].
-pub fn prepare(xml: &str, uses: &[Use]) -> Result<Prepared, DomainError> {
-    let (name, recorded, vcpus, machine) = {
+pub fn prepare(xml: &str, uses: &[Use], vm: &VmNames) -> Result<Prepared, DomainError> {
+    let mut record = {
         let document = parse(xml)?;
-        let kind = document.descendants().find(|n| n.has_tag_name("type"));
-        let machine = kind.and_then(|n| n.attribute("machine")).map(str::to_owned);
-        (
-            text_of(&document, "name"),
-            recorded(&document),
-            vcpus(&document),
-            machine,
-        )
+        check(&document, uses)?;
+        recorded(&document)
     };
-    if uses.contains(&Use::Turbo) && vcpus == Some(1) {
-        return Err(DomainError::OneVcpu);
-    }
-    if uses.contains(&Use::Lane)
-        && let Some(machine) = machine
-        && (machine == "pc" || machine.starts_with("pc-i440fx"))
-    {
-        return Err(DomainError::NoPcie(machine));
-    }
     let wanted: BTreeSet<Part> = uses.iter().flat_map(|u| u.parts()).copied().collect();
+    check_sockets(&wanted, vm)?;
     let mut done = Prepared {
         xml: xml.into(),
         added: Vec::new(),
         present: Vec::new(),
     };
     for part in Part::ALL.into_iter().filter(|part| wanted.contains(part)) {
-        match with(&done.xml, part, &name)? {
+        match with(&done.xml, part, vm, &record)? {
             Some(xml) => {
                 done.xml = xml;
                 done.added.push(part);
@@ -92,71 +101,80 @@ pub fn prepare(xml: &str, uses: &[Use]) -> Result<Prepared, DomainError> {
             None => done.present.push(part),
         }
     }
-    let mut record = recorded;
     record.uses.extend(uses);
     record.parts.extend(&done.added);
     done.xml = with_record(&done.xml, &record)?;
     Ok(done)
 }
 
-/// What [`prepare`] has added to a domain.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Record {
-    /// For what it was prepared.
-    pub uses: BTreeSet<Use>,
-    /// What was added.
-    pub parts: BTreeSet<Part>,
+/// The domain with one more root port, where libvirt has put another device behind the one that was added for a lane. `None` where
+/// nothing is missing. libvirt gives each device without an address a place behind any free port.
+///
+/// # Errors
+/// libvirt's text is no domain.
+pub fn with_free_port(xml: &str) -> Result<Option<String>, DomainError> {
+    let document = parse(xml)?;
+    let is_needed = recorded(&document).uses.contains(&Use::Lane);
+    let is_free = !find(&document, Part::RootPort).is_empty();
+    let more = || with_child(xml, &document, "devices", &root_port(), 4);
+    Ok((is_needed && !is_free).then(more))
 }
 
-/// Takes out what [`prepare`] has added for these uses and nothing else needs, or all of it. Returns the text and the parts.
+/// Takes out what [`prepare`] has added for these uses and nothing else needs, or all of it. Returns the text, and the parts that were
+/// there.
 ///
 /// # Errors
 /// libvirt's text is no domain.
 pub fn unprepare(xml: &str, uses: Option<&[Use]>) -> Result<(String, Vec<Part>), DomainError> {
-    let (name, mut record) = {
-        let document = parse(xml)?;
-        (text_of(&document, "name"), recorded(&document))
-    };
+    let mut record = recorded(&parse(xml)?);
     match uses {
         Some(uses) => record.uses.retain(|u| !uses.contains(u)),
         None => record.uses.clear(),
     }
-    let needed: BTreeSet<Part> = record
-        .uses
-        .iter()
-        .flat_map(|u| u.parts())
-        .copied()
-        .collect();
-    let gone: Vec<Part> = record.parts.difference(&needed).copied().collect();
+    let unneeded: Vec<Part> = record.parts.difference(&record.needed()).copied().collect();
     let mut text = xml.to_owned();
-    for part in &gone {
-        text = without(&text, *part, &name)?;
-        record.parts.remove(part);
+    let mut gone = Vec::new();
+    // In the order against that of adding: the mount goes before the memory that it needs.
+    for part in unneeded.into_iter().rev() {
+        let without = without(&text, part)?;
+        if without != text {
+            gone.push(part);
+        }
+        text = without;
+        record.parts.remove(&part);
     }
+    gone.reverse();
     Ok((with_record(&text, &record)?, gone))
 }
 
-fn parse(xml: &str) -> Result<Document<'_>, DomainError> {
-    let document = Document::parse(xml).map_err(|e| DomainError::Unreadable(e.to_string()))?;
-    if document.root_element().has_tag_name("domain") {
-        return Ok(document);
+fn check(document: &Document<'_>, uses: &[Use]) -> Result<(), DomainError> {
+    if uses.contains(&Use::Turbo) && vcpus(document) == Some(1) {
+        return Err(DomainError::OneVcpu);
     }
-    Err(DomainError::Unreadable("it is no <domain>".into()))
+    let os = child(document, "os");
+    let kind = os.and_then(|os| os.children().find(|n| n.has_tag_name("type")));
+    match kind.and_then(|kind| kind.attribute("machine")) {
+        Some(machine) if uses.contains(&Use::Lane) && is_without_pcie(machine) => {
+            Err(DomainError::NoPcie(machine.into()))
+        }
+        _ => Ok(()),
+    }
 }
 
-/// A child of the domain.
-fn child<'a, 'i>(document: &'a Document<'i>, name: &str) -> Option<Node<'a, 'i>> {
-    let mut children = document.root_element().children();
-    children.find(|node| node.has_tag_name(name))
+fn is_without_pcie(machine: &str) -> bool {
+    machine == "pc" || machine.starts_with("pc-i440fx")
 }
 
-fn text_of(document: &Document<'_>, name: &str) -> String {
-    let text = child(document, name).and_then(|node| node.text());
-    text.unwrap_or_default().trim().to_owned()
-}
-
-fn vcpus(document: &Document<'_>) -> Option<u32> {
-    text_of(document, "vcpu").parse().ok()
+fn check_sockets(parts: &BTreeSet<Part>, vm: &VmNames) -> Result<(), DomainError> {
+    let qmp = parts.iter().filter_map(|part| part.socket());
+    let mount = parts
+        .contains(&Part::BlocksMount)
+        .then(|| vm.mount.display().to_string());
+    let mut paths = qmp.map(|purpose| purpose.socket(&vm.name)).chain(mount);
+    match paths.find(|path| path.len() > MAX_SOCKET_PATH_BYTES) {
+        Some(path) => Err(DomainError::LongName(path)),
+        None => Ok(()),
+    }
 }
 
 fn recorded(document: &Document<'_>) -> Record {
@@ -181,118 +199,74 @@ fn recorded(document: &Document<'_>) -> Record {
     }
 }
 
-/// The domain's elements that are this part.
-fn find<'a, 'i>(document: &'a Document<'i>, part: Part, domain: &str) -> Vec<Node<'a, 'i>> {
-    let all = document.descendants().filter(Node::is_element);
-    let port = |node: &Node<'_, '_>, name: &str| {
-        node.has_tag_name("channel")
-            && node
-                .children()
-                .any(|c| c.has_tag_name("target") && c.attribute("name") == Some(name))
-    };
-    match part {
-        Part::AgentChannel => all.filter(|n| port(n, "org.viola.agent.0")).collect(),
-        Part::LaneChannel => all.filter(|n| port(n, "org.viola.lane.0")).collect(),
-        Part::RootPort => {
-            let taken = buses(document);
-            let is_free = |n: &Node<'_, '_>| {
-                is_root_port(n)
-                    && n.attribute("index")
-                        .and_then(number)
-                        .is_none_or(|i| !taken.contains(&i))
-            };
-            all.filter(is_free).collect()
-        }
-        Part::EventSocket | Part::LaneSocket => {
-            let value = format!("unix:{},server=on,wait=off", part.socket(domain));
-            let args: Vec<_> = all.filter(|n| n.has_tag_name((QEMU, "arg"))).collect();
-            let pairs = args.windows(2).filter_map(|pair| match pair {
-                [option, path] => {
-                    let is_it = option.attribute("value") == Some("-qmp")
-                        && path.attribute("value") == Some(&value);
-                    is_it.then_some([*option, *path])
-                }
-                _ => None,
-            });
-            pairs.flatten().collect()
-        }
-        Part::SharedMemory => all.filter(|n| n.has_tag_name("memoryBacking")).collect(),
-        Part::BlocksMount => {
-            let path = format!("{MOUNTS}/{domain}.sock");
-            let is_it = |n: &Node<'_, '_>| {
-                n.has_tag_name("filesystem")
-                    && n.children().any(|c| c.attribute("socket") == Some(&path))
-            };
-            all.filter(is_it).collect()
-        }
-    }
-}
-
-/// The PCI buses on which the domain's devices are. The bus of a root port is its index.
-fn buses(document: &Document<'_>) -> BTreeSet<u32> {
-    let addresses = document.descendants().filter(|n| n.has_tag_name("address"));
-    addresses
-        .filter_map(|n| n.attribute("bus").and_then(number))
-        .collect()
-}
-
-/// A number, decimal or with 0x.
-fn number(text: &str) -> Option<u32> {
-    match text.strip_prefix("0x") {
-        Some(hex) => u32::from_str_radix(hex, 16).ok(),
-        None => text.parse().ok(),
-    }
-}
-
-fn is_root_port(node: &Node<'_, '_>) -> bool {
-    node.has_tag_name("controller") && node.attribute("model") == Some("pcie-root-port")
+fn root_port() -> String {
+    "<controller type='pci' model='pcie-root-port'/>".into()
 }
 
 /// The text with the part; `None` if it has it.
-fn with(xml: &str, part: Part, domain: &str) -> Result<Option<String>, DomainError> {
+fn with(
+    xml: &str,
+    part: Part,
+    vm: &VmNames,
+    record: &Record,
+) -> Result<Option<String>, DomainError> {
     let document = parse(xml)?;
-    match part {
-        Part::SharedMemory => return with_shared_memory(xml, &document),
-        // Others may stand in use; this one is for the VF.
-        Part::RootPort if recorded(&document).parts.contains(&part) => return Ok(None),
-        Part::RootPort => {}
-        _ if !find(&document, part, domain).is_empty() => return Ok(None),
-        _ => {}
-    }
-    let element = part.xml(domain);
-    Ok(Some(match part {
-        Part::EventSocket | Part::LaneSocket => with_arguments(xml, &document, part, &element),
-        _ => with_child(xml, &document, "devices", &element, 4),
-    }))
+    let element = part.xml(vm);
+    Ok(match part {
+        Part::MemorySource | Part::SharedMemory => with_memory(xml, &document, part, &element)?,
+        // A free one of the operator's may be for another device.
+        Part::RootPort if record.parts.contains(&part) => None,
+        Part::RootPort => Some(with_child(xml, &document, "devices", &element, 4)),
+        Part::EventSocket | Part::LaneSocket => {
+            let found = find(&document, part);
+            let own = part.argument(vm);
+            if found
+                .iter()
+                .any(|n| n.attribute("value") == Some(own.as_str()))
+            {
+                return Ok(None);
+            }
+            // The VM was renamed or cloned: two VMs must not have one socket.
+            match found.is_empty() {
+                true => Some(with_arguments(xml, &document, part, &element)),
+                false => return with(&without(xml, part)?, part, vm, record),
+            }
+        }
+        _ if find(&document, part).is_empty() => {
+            Some(with_child(xml, &document, "devices", &element, 4))
+        }
+        _ => None,
+    })
 }
 
-/// `<memoryBacking>` with shared memory. Huge pages stay.
-fn with_shared_memory(xml: &str, document: &Document<'_>) -> Result<Option<String>, DomainError> {
+/// `<memoryBacking>` with a source, or with shared access. Huge pages are a source of their own.
+fn with_memory(
+    xml: &str,
+    document: &Document<'_>,
+    part: Part,
+    element: &str,
+) -> Result<Option<String>, DomainError> {
     let Some(backing) = child(document, "memoryBacking") else {
-        let element = Part::SharedMemory.xml("");
+        let block = format!("<memoryBacking>\n{}</memoryBacking>", indented(element, 2));
         return Ok(Some(insert_into(
             xml,
             document.root_element(),
-            &indented(&element, 2),
+            &indented(&block, 2),
         )));
     };
-    let access = backing.children().find(|n| n.has_tag_name("access"));
-    match access.map(|n| n.attribute("mode")) {
-        Some(Some("shared")) => return Ok(None),
-        Some(_) => return Err(DomainError::PrivateMemory),
-        None => {}
-    }
-    let has = |name: &str| backing.children().any(|n| n.has_tag_name(name));
-    let mut inner = String::new();
-    if !has("hugepages") && !has("source") {
-        inner.push_str("    <source type='memfd'/>\n");
-    }
-    inner.push_str("    <access mode='shared'/>\n");
-    Ok(Some(insert_into(xml, backing, &inner)))
+    let inner = |name: &str| backing.children().find(|n| n.has_tag_name(name));
+    let is_there = match part {
+        Part::MemorySource => inner("source").or_else(|| inner("hugepages")).is_some(),
+        _ => match inner("access").map(|access| access.attribute("mode")) {
+            Some(Some("shared")) => true,
+            Some(_) => return Err(DomainError::PrivateMemory),
+            None => false,
+        },
+    };
+    Ok((!is_there).then(|| insert_into(xml, backing, &indented(element, 4))))
 }
 
-/// The arguments at the end of `<qemu:commandline>`; those of a lane come before the others, since viola takes the last socket
-/// for events.
+/// The arguments at the end of `<qemu:commandline>`.
 fn with_arguments(xml: &str, document: &Document<'_>, part: Part, element: &str) -> String {
     let root = document.root_element();
     let line = root
@@ -303,17 +277,18 @@ fn with_arguments(xml: &str, document: &Document<'_>, part: Part, element: &str)
             "<qemu:commandline>\n{}</qemu:commandline>",
             indented(element, 2)
         );
-        let text = insert_into(xml, root, &indented(&block, 2));
-        return with_namespace(&text);
+        return with_namespace(&insert_into(xml, root, &indented(&block, 2)));
     };
     let prefix = line.lookup_prefix(QEMU).unwrap_or("qemu");
     let element = element.replace("<qemu:", &format!("<{prefix}:"));
-    let first = line.children().find(Node::is_element);
-    match first {
+    match line.children().find(Node::is_element) {
+        // viola takes the last socket for events where it does not know the names.
         Some(first) if part == Part::LaneSocket => {
-            let at = start_of_line(xml, first.range().start);
             let mut text = xml.to_owned();
-            text.insert_str(at, &indented(&element, 4));
+            text.insert_str(
+                start_of_line(xml, first.range().start),
+                &indented(&element, 4),
+            );
             text
         }
         _ => insert_into(xml, line, &indented(&element, 4)),
@@ -323,11 +298,9 @@ fn with_arguments(xml: &str, document: &Document<'_>, part: Part, element: &str)
 /// The domain with the prefix `qemu` of QEMU's namespace.
 fn with_namespace(xml: &str) -> String {
     const TAG: &str = "<domain";
+    let has = |quote: char| xml.contains(&format!("xmlns:qemu={quote}{QEMU}{quote}"));
     match xml.find(TAG) {
-        Some(at)
-            if !xml.contains(&format!("xmlns:qemu='{QEMU}'"))
-                && !xml.contains(&format!("xmlns:qemu=\"{QEMU}\"")) =>
-        {
+        Some(at) if !has('\'') && !has('"') => {
             let mut text = xml.to_owned();
             text.insert_str(at + TAG.len(), &format!(" xmlns:qemu='{QEMU}'"));
             text
@@ -361,6 +334,10 @@ fn with_record(xml: &str, record: &Record) -> Result<String, DomainError> {
             .descendants()
             .find(|n| n.has_tag_name((VIOLA, "prepared")));
         match old {
+            // As it is, in libvirt's spelling.
+            _ if !record.parts.is_empty() && recorded(&document) == *record => {
+                return Ok(xml.to_owned());
+            }
             None => xml.to_owned(),
             Some(old) => {
                 let parent = old.parent().filter(|p| p.has_tag_name("metadata"));
@@ -372,58 +349,45 @@ fn with_record(xml: &str, record: &Record) -> Result<String, DomainError> {
     if record.parts.is_empty() {
         return Ok(text);
     }
-    let words = |names: Vec<&str>| names.join(" ");
-    let uses = words(record.uses.iter().map(|u| u.name()).collect());
-    let parts = words(record.parts.iter().map(|p| p.name()).collect());
+    let uses = record
+        .uses
+        .iter()
+        .map(|u| u.name())
+        .collect::<Vec<_>>()
+        .join(" ");
+    let parts = record
+        .parts
+        .iter()
+        .map(|p| p.name())
+        .collect::<Vec<_>>()
+        .join(" ");
     let element = format!("<viola:prepared xmlns:viola='{VIOLA}' for='{uses}' parts='{parts}'/>");
-    let document = parse(&text)?;
-    Ok(with_child(&text, &document, "metadata", &element, 4))
+    Ok(with_child(&text, &parse(&text)?, "metadata", &element, 4))
 }
 
 /// The text without a part that viola has added.
-fn without(xml: &str, part: Part, domain: &str) -> Result<String, DomainError> {
+fn without(xml: &str, part: Part) -> Result<String, DomainError> {
     let document = parse(xml)?;
-    if part == Part::SharedMemory {
-        return Ok(without_shared_memory(xml, &document));
-    }
-    let mut nodes = find(&document, part, domain);
-    if part == Part::RootPort {
+    let mut nodes = find(&document, part);
+    match part {
         // Of several that nothing is behind, libvirt has numbered them, so any of them may go.
-        nodes = nodes.pop().into_iter().collect();
+        Part::RootPort => nodes = nodes.pop().into_iter().collect(),
+        // Another device has come that shares the memory.
+        Part::MemorySource | Part::SharedMemory if needs_shared_memory(&document) => nodes.clear(),
+        _ => {}
     }
-    let commandline = nodes
-        .first()
-        .and_then(Node::parent)
-        .filter(|p| p.has_tag_name((QEMU, "commandline")));
-    if let Some(line) = commandline
-        && line.children().filter(Node::is_element).count() == nodes.len()
+    debug_assert!(part != Part::RootPort || nodes.iter().all(is_root_port));
+    // What held nothing else goes with it.
+    let holder = nodes.first().and_then(Node::parent).filter(|parent| {
+        parent.has_tag_name((QEMU, "commandline")) || parent.has_tag_name("memoryBacking")
+    });
+    if let Some(holder) = holder
+        && holder.children().filter(Node::is_element).count() == nodes.len()
     {
-        return Ok(cut(xml, line));
+        return Ok(cut(xml, holder));
     }
-    let mut text = xml.to_owned();
-    for node in nodes.iter().rev() {
-        text = cut(&text, *node);
-    }
-    Ok(text)
-}
-
-/// `<memoryBacking>` as it was: what viola adds is `memfd` with shared access, or shared access alone.
-fn without_shared_memory(xml: &str, document: &Document<'_>) -> String {
-    let Some(backing) = child(document, "memoryBacking") else {
-        return xml.to_owned();
-    };
-    let inner: Vec<_> = backing.children().filter(Node::is_element).collect();
-    let is_added = |n: &Node<'_, '_>| {
-        n.has_tag_name("access")
-            || (n.has_tag_name("source") && n.attribute("type") == Some("memfd"))
-    };
-    if inner.iter().all(is_added) {
-        return cut(xml, backing);
-    }
-    match inner.iter().find(|n| n.has_tag_name("access")) {
-        Some(access) => cut(xml, *access),
-        None => xml.to_owned(),
-    }
+    let cut_one = |text: String, node: &Node<'_, '_>| cut(&text, *node);
+    Ok(nodes.iter().rev().fold(xml.to_owned(), cut_one))
 }
 
 #[cfg(test)]

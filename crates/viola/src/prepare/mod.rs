@@ -3,73 +3,35 @@
 //! is possible.
 
 mod domain;
+mod show;
 mod virsh;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use serde::Serialize;
-use viola_config::{Config, DEFAULT_PATH};
+use viola_config::{Config, Transport};
+use viola_daemon::workers::run_dir;
 
-use crate::args::{self, PrepareWhat, Role};
-use domain::{Part, Use};
+use crate::args::{self, PrepareWhat};
+use domain::{Part, Use, VmNames};
+use show::{Answer, Line, State};
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::quantities::quoted;
-use viola_cli::table::{align, print, print_json};
 use virsh::Virsh;
-
-/// What became of a part.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-enum State {
-    /// The domain has it.
-    Present,
-    /// The running VM has it.
-    Now,
-    /// The VM has it, or is without it, once it is started anew.
-    NextStart,
-    /// It is removed.
-    Removed,
-}
-
-impl State {
-    fn text(self) -> &'static str {
-        match self {
-            Self::Present => "is there",
-            Self::Now => "now",
-            Self::NextStart => "next start",
-            Self::Removed => "removed",
-        }
-    }
-}
-
-/// A line of the answer.
-#[derive(Debug, Serialize)]
-struct Line {
-    part: Part,
-    purpose: &'static str,
-    state: State,
-    /// Why a running VM does not have it yet; empty if there is no reason to give.
-    why: String,
-    /// Its element.
-    xml: String,
-}
-
-/// The answer.
-#[derive(Debug, Serialize)]
-struct Answer {
-    vm: String,
-    dry_run: bool,
-    uses: Vec<Use>,
-    parts: Vec<Line>,
-    /// What is left to do, by hand.
-    next: Vec<String>,
-}
 
 /// Changes the domain of a VM.
 pub fn prepare(args: &args::Prepare) -> Outcome {
-    let uses = uses(args)?;
-    let answer = prepare_by(&Virsh::default(), &args.vm, uses, args.dry_run)?;
-    show(&answer, args.json)
+    let (uses, mount) = match args.what {
+        PrepareWhat::Vread => granted(&args.vm, &args.config)?,
+        PrepareWhat::Vpipe => (vec![Use::Vpipe], PathBuf::new()),
+        PrepareWhat::Turbo => (vec![Use::Turbo], PathBuf::new()),
+        PrepareWhat::Lane => (vec![Use::Lane], PathBuf::new()),
+    };
+    let vm = VmNames {
+        name: args.vm.clone(),
+        mount,
+    };
+    let answer = prepare_by(&Virsh::default(), &vm, uses, args.dry_run)?;
+    show::print(&answer, args.json)
 }
 
 /// Takes back what `prepare` has changed.
@@ -81,76 +43,99 @@ pub fn unprepare(args: &args::Unprepare) -> Outcome {
         PrepareWhat::Lane => vec![Use::Lane],
     });
     let answer = unprepare_by(&Virsh::default(), &args.vm, uses, args.dry_run)?;
-    show(&answer, args.json)
+    show::print(&answer, args.json)
 }
 
-/// What the VM is prepared for. With vread the grants of the configuration say whether it reads or is read.
-fn uses(args: &args::Prepare) -> Outcome<Vec<Use>> {
-    Ok(match (args.what, args.role) {
-        (PrepareWhat::Vread, Some(Role::Datanode)) => vec![Use::Datanode],
-        (PrepareWhat::Vread, Some(Role::Reader)) => vec![Use::Reader],
-        (PrepareWhat::Vread, None) => granted(&args.vm, args.config.as_deref())?,
-        (_, Some(_)) => return Err(Failure::usage("--role belongs to vread")),
-        (PrepareWhat::Vpipe, None) => vec![Use::Vpipe],
-        (PrepareWhat::Turbo, None) => vec![Use::Turbo],
-        (PrepareWhat::Lane, None) => vec![Use::Lane],
-    })
-}
-
-fn granted(vm: &str, config: Option<&Path>) -> Outcome<Vec<Use>> {
-    let path = config.unwrap_or(DEFAULT_PATH.as_ref());
+/// What the grants of vread make of the VM, and the socket of its mount.
+fn granted(vm: &str, path: &Path) -> Outcome<(Vec<Use>, PathBuf)> {
     let config = Config::read(path).map_err(|e| Failure::usage(e.to_string()))?;
+    let id = format!("qemu:{vm}");
     let mut uses = Vec::new();
-    if config.vread.allow.iter().any(|a| a.is_for_datanode(vm)) {
+    let allow = &config.vread.allow;
+    if allow
+        .iter()
+        .any(|a| a.is_for_datanode(vm) || a.is_for_datanode(&id))
+    {
         uses.push(Use::Datanode);
     }
-    if config.vread.allow.iter().any(|a| a.is_for(vm)) {
+    let is_named = |reader: &&str| *reader == vm || *reader == id;
+    let reader = config.vread.readers().into_iter().find(is_named);
+    let setting = config.vm(&id, vm).map(|vm| vm.vread.transport);
+    let has_mount = setting.unwrap_or_default() != Transport::Stream;
+    if reader.is_some() && has_mount {
         uses.push(Use::Reader);
     }
     if uses.is_empty() {
+        let why = match reader {
+            Some(_) => "reads by a stream, which needs no mount ([vm.vread] transport)",
+            None => {
+                "is named by allow in [vread] neither as reader nor as datanode; write the grant first"
+            }
+        };
         return Err(Failure::usage(format!(
-            "{}: allow in [vread] names VM {} neither as reader nor as datanode; write the grant first, or say --role reader or --role \
-             datanode",
+            "{}: VM {} {why}",
             path.display(),
             quoted(vm)
         )));
     }
-    Ok(uses)
+    let folder = config.vread.sockets.clone();
+    let folder = folder.unwrap_or_else(|| config.daemon.run_dir.join("mounts"));
+    let name = run_dir::component(reader.unwrap_or(vm));
+    Ok((uses, folder.join(format!("{name}.sock"))))
 }
 
-fn prepare_by(virsh: &Virsh, vm: &str, uses: Vec<Use>, dry_run: bool) -> Outcome<Answer> {
+/// The domain that libvirt keeps, and the one of the VM's process.
+fn domains(virsh: &Virsh, vm: &str) -> Outcome<(String, Option<String>)> {
     let xml = virsh.domain(vm)?;
-    let is_running = virsh.is_running(vm)?;
-    let done = domain::prepare(&xml, &uses).map_err(|e| refused(vm, &e))?;
+    let name = domain::name(&xml).map_err(|e| refused(vm, &e))?;
+    if name != vm {
+        return Err(Failure::usage(format!(
+            "{} is libvirt's number or UUID of VM {}; give the VM's name",
+            quoted(vm),
+            quoted(&name)
+        )));
+    }
+    Ok((xml, virsh.live(vm)?))
+}
+
+fn prepare_by(virsh: &Virsh, vm: &VmNames, uses: Vec<Use>, dry_run: bool) -> Outcome<Answer> {
+    let name = &vm.name;
+    let fault = |e| refused(name, &e);
+    let (xml, live) = domains(virsh, name)?;
+    let done = domain::prepare(&xml, &uses, vm).map_err(fault)?;
     if !dry_run && done.xml != xml {
         virsh.define(&done.xml)?;
+        // By now libvirt has given all other devices a place.
+        if let Some(more) = domain::with_free_port(&virsh.domain(name)?).map_err(fault)? {
+            virsh.define(&more)?;
+        }
     }
-    let mut parts: Vec<Line> = (done.present.iter())
-        .map(|part| line(*part, vm, State::Present, String::new()))
-        .collect();
-    for part in done.added {
-        let plugs = is_running && part.can_be_plugged();
-        let (state, why) = match plugs && !dry_run {
-            true => match virsh.attach(vm, &part.xml(vm)) {
+    let mut parts = Vec::new();
+    for part in Part::ALL {
+        let is_present = done.present.contains(&part);
+        if !is_present && !done.added.contains(&part) {
+            continue;
+        }
+        let runs_with = match &live {
+            Some(live) => domain::has(live, part).map_err(fault)?,
+            None => true,
+        };
+        let (state, why) = match &live {
+            _ if is_present && runs_with => (State::Present, String::new()),
+            Some(_) if part.can_be_plugged() && dry_run => (State::Now, String::new()),
+            Some(_) if part.can_be_plugged() => match virsh.attach(name, &part.xml(vm)) {
                 Ok(()) => (State::Now, String::new()),
                 Err(why) => (State::NextStart, why),
             },
-            false if plugs || !is_running => (State::Now, String::new()),
-            false => (State::NextStart, String::new()),
+            _ => (State::NextStart, String::new()),
         };
-        // A VM that does not run has nothing before its start.
-        let state = if is_running { state } else { State::NextStart };
-        parts.push(line(part, vm, state, why));
+        parts.push(Line::new(part, vm, state, why));
     }
-    let mut next = Vec::new();
-    if is_running && parts.iter().any(|p| p.state == State::NextStart) {
-        next.push(format!(
-            "start {vm} anew: virsh shutdown {vm}, then virsh start {vm} (a reboot inside the VM is not enough)"
-        ));
-    }
-    next.extend(uses.iter().flat_map(|u| by_hand(*u, vm)));
+    let mut next = Vec::from_iter(restart(name, live.is_some(), &parts));
+    next.extend(apparmor(&parts));
+    next.extend(uses.iter().flat_map(|u| show::by_hand(*u, name)));
     Ok(Answer {
-        vm: vm.into(),
+        vm: name.clone(),
         dry_run,
         uses,
         parts,
@@ -158,31 +143,46 @@ fn prepare_by(virsh: &Virsh, vm: &str, uses: Vec<Use>, dry_run: bool) -> Outcome
     })
 }
 
-fn unprepare_by(virsh: &Virsh, vm: &str, uses: Option<Vec<Use>>, dry_run: bool) -> Outcome<Answer> {
-    let xml = virsh.domain(vm)?;
-    let is_running = virsh.is_running(vm)?;
-    let (text, gone) = domain::unprepare(&xml, uses.as_deref()).map_err(|e| refused(vm, &e))?;
+fn unprepare_by(
+    virsh: &Virsh,
+    name: &str,
+    uses: Option<Vec<Use>>,
+    dry_run: bool,
+) -> Outcome<Answer> {
+    let fault = |e| refused(name, &e);
+    let (xml, live) = domains(virsh, name)?;
+    let (text, gone) = domain::unprepare(&xml, uses.as_deref()).map_err(fault)?;
     if !dry_run && text != xml {
         virsh.define(&text)?;
     }
+    let vm = VmNames {
+        name: name.to_owned(),
+        mount: PathBuf::new(),
+    };
     let mut parts = Vec::new();
     for part in gone {
-        let (state, why) = match is_running {
-            true if part.can_be_plugged() && !dry_run => match virsh.detach(vm, &part.xml(vm)) {
+        let element = match &live {
+            Some(live) => domain::source_of(live, part).map_err(fault)?,
+            None => None,
+        };
+        let (state, why) = match element {
+            None => (State::Removed, String::new()),
+            Some(_) if part.can_be_plugged() && dry_run => (State::Removed, String::new()),
+            Some(element) if part.can_be_plugged() => match virsh.detach(name, &element) {
                 Ok(()) => (State::Removed, String::new()),
                 Err(why) => (State::NextStart, why),
             },
-            true if !part.can_be_plugged() => (State::NextStart, String::new()),
-            _ => (State::Removed, String::new()),
+            Some(_) => (State::NextStart, String::new()),
         };
-        parts.push(line(part, vm, state, why));
+        parts.push(Line::new(part, &vm, state, why));
     }
+    let next = Vec::from_iter(restart(name, live.is_some(), &parts));
     Ok(Answer {
-        vm: vm.into(),
+        vm: name.to_owned(),
         dry_run,
         uses: uses.unwrap_or_default(),
         parts,
-        next: Vec::new(),
+        next,
     })
 }
 
@@ -190,72 +190,27 @@ fn refused(vm: &str, e: &domain::DomainError) -> Failure {
     Failure::run(format!("VM {}: {e}", quoted(vm)))
 }
 
-fn line(part: Part, vm: &str, state: State, why: String) -> Line {
-    Line {
-        part,
-        purpose: part.purpose(),
-        state,
-        why,
-        xml: part.xml(vm),
-    }
+/// The step by which a running VM gets what cannot be plugged.
+fn restart(vm: &str, is_running: bool, parts: &[Line]) -> Option<String> {
+    let waits = is_running && parts.iter().any(|line| line.state == State::NextStart);
+    waits.then(|| {
+        format!(
+            "virsh shutdown {vm}; once it is off, virsh start {vm} (a reboot inside the VM is not enough)"
+        )
+    })
 }
 
-/// What viola leaves to the operator.
-fn by_hand(what: Use, vm: &str) -> Vec<String> {
-    let texts: &[&str] = match what {
-        Use::Datanode => &["in VM: install viola-agent, then viola-agent setup"],
-        Use::Reader => &[
-            "in VM: mount -t virtiofs viola /mnt/viola, and viola's jar and property for the HDFS client (docs: vread)",
-        ],
-        Use::Vpipe => &[
-            "on the host: [[vm]] name = \"VM\" with [vm.pipe] addresses in /etc/viola/viola.toml",
-            "in VM: install viola-agent, then viola-agent setup",
-        ],
-        Use::Turbo => &[
-            "on the host: viola set VM --class turbo --keep",
-            "in VM: install viola-agent, with [turbo] cpu = 0 in /etc/viola/agent.toml",
-        ],
-        Use::Lane => &["in VM: install viola-agent, with [lane] in /etc/viola/agent.toml"],
-    };
-    texts.iter().map(|t| t.replace("VM", vm)).collect()
-}
-
-fn show(answer: &Answer, json: bool) -> Outcome {
-    if json {
-        return print_json(answer);
-    }
-    print(&text(answer))
-}
-
-fn text(answer: &Answer) -> String {
-    let mut text = String::new();
-    if answer.parts.is_empty() {
-        text.push_str("nothing to change in the domain\n");
-    } else {
-        let mut rows = vec![["PART", "STATE", "PURPOSE"].map(str::to_owned).to_vec()];
-        rows.extend(answer.parts.iter().map(|line| {
-            let state = match line.why.as_str() {
-                "" => line.state.text().to_owned(),
-                why => format!("{} ({why})", line.state.text()),
-            };
-            vec![line.part.name().to_owned(), state, line.purpose.to_owned()]
-        }));
-        text.push_str(&align(&rows));
-    }
-    if answer.dry_run {
-        text.push_str("\nnothing was changed (--dry-run); the elements:\n");
-        for line in answer.parts.iter().filter(|l| l.state != State::Present) {
-            text.push_str(&line.xml);
-            text.push('\n');
-        }
-    }
-    if !answer.next.is_empty() {
-        text.push_str("\nleft to do:\n");
-        for step in &answer.next {
-            text.push_str(&format!("  {step}\n"));
-        }
-    }
-    text
+/// The step by which AppArmor lets QEMU have the sockets; libvirt allows only those that it makes itself.
+fn apparmor(parts: &[Line]) -> Option<String> {
+    let sockets = [Part::EventSocket, Part::LaneSocket, Part::BlocksMount];
+    let is_armed = std::fs::read_to_string("/sys/module/apparmor/parameters/enabled");
+    let is_armed = is_armed.is_ok_and(|text| text.trim() == "Y");
+    let needs = is_armed && parts.iter().any(|line| sockets.contains(&line.part));
+    needs.then(|| {
+        "before the VM starts, in /etc/apparmor.d/local/abstractions/libvirt-qemu: owner /var/lib/libvirt/qemu/viola-*.qmp rw, and \
+         /run/viola/mounts/*.sock rw,"
+            .into()
+    })
 }
 
 #[cfg(test)]

@@ -15,22 +15,34 @@ const DOMAIN: &str = "<domain type='kvm'>
 </domain>
 ";
 
-/// A libvirt with one domain, in a folder: `domain.xml`, `state`, and the devices that were plugged or unplugged.
+fn names(name: &str) -> VmNames {
+    VmNames {
+        name: name.into(),
+        mount: format!("/run/viola/mounts/{name}.sock").into(),
+    }
+}
+
+fn web1() -> VmNames {
+    names("web1")
+}
+
+/// A libvirt with one domain, in a folder: `domain.xml`, `live.xml`, `id`, and the devices that were plugged or unplugged.
 struct Stand {
     folder: tempfile::TempDir,
 }
 
 impl Stand {
-    fn new(state: &str, attach: &str) -> Self {
+    fn new(id: &str, attach: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         std::fs::write(path("domain.xml"), DOMAIN).unwrap();
-        std::fs::write(path("state"), state).unwrap();
+        std::fs::write(path("live.xml"), DOMAIN).unwrap();
+        std::fs::write(path("id"), id).unwrap();
         let script = format!(
             "#!/bin/sh\ncd {}\nshift 3\ncase \"$1 $3\" in\n'define /dev/stdin') cat >domain.xml; exit ;;\n*' web1') ;;\n\
              *) echo \"error: failed to get domain '$3'\" >&2; exit 1 ;;\nesac\n\
-             case $1 in\ndomuuid) ;;\ndominfo) echo 'Persistent:     yes' ;;\ndumpxml) cat domain.xml ;;\n\
-             domstate) cat state ;;\n*-device) cat >$1; {attach} ;;\n*) exit 9 ;;\nesac\n",
+             case $1 in\ndomid) cat id ;;\ndominfo) echo 'Persistent:     yes' ;;\ndumpxml) case $* in *inactive*) cat domain.xml ;; *) cat live.xml ;; esac ;;\n\
+             *-device) cat >$1; {attach} ;;\n*) exit 9 ;;\nesac\n",
             folder.path().display()
         );
         std::fs::write(path("virsh"), script).unwrap();
@@ -53,8 +65,8 @@ impl Stand {
 
 #[test]
 fn a_running_vm_gets_what_can_be_plugged_at_once() {
-    let stand = Stand::new("running", "true");
-    let answer = prepare_by(&stand.virsh(), "web1", vec![Use::Vpipe], false).unwrap();
+    let stand = Stand::new("7", "true");
+    let answer = prepare_by(&stand.virsh(), &web1(), vec![Use::Vpipe], false).unwrap();
     let states: Vec<_> = answer.parts.iter().map(|l| (l.part, l.state)).collect();
     assert_eq!(
         states,
@@ -64,14 +76,19 @@ fn a_running_vm_gets_what_can_be_plugged_at_once() {
         ]
     );
     assert!(stand.text("attach-device").contains("org.viola.agent.0"));
-    assert!(stand.text("domain.xml").contains("viola-web1.qmp"));
+    assert!(stand.text("domain.xml").contains("viola-web1.events.qmp"));
     assert!(
-        answer.next[0].starts_with("start web1 anew"),
+        answer.next[0].starts_with("virsh shutdown web1"),
         "{:?}",
         answer.next
     );
 
-    let again = prepare_by(&stand.virsh(), "web1", vec![Use::Vpipe], false).unwrap();
+    // The VM still runs without the socket, and has lost its channel.
+    let again = prepare_by(&stand.virsh(), &web1(), vec![Use::Vpipe], false).unwrap();
+    let states: Vec<_> = again.parts.iter().map(|l| l.state).collect();
+    assert_eq!(states, [State::Now, State::NextStart]);
+    std::fs::copy(stand.path("domain.xml"), stand.path("live.xml")).unwrap();
+    let again = prepare_by(&stand.virsh(), &web1(), vec![Use::Vpipe], false).unwrap();
     assert!(
         again.parts.iter().all(|l| l.state == State::Present),
         "{again:?}"
@@ -95,34 +112,34 @@ fn a_running_vm_gets_what_can_be_plugged_at_once() {
 
 #[test]
 fn what_libvirt_does_not_plug_comes_with_the_next_start() {
-    let stand = Stand::new("running", "echo 'error: no bus' >&2; exit 1");
-    let answer = prepare_by(&stand.virsh(), "web1", vec![Use::Datanode], false).unwrap();
+    let stand = Stand::new("7", "echo 'error: no bus' >&2; exit 1");
+    let answer = prepare_by(&stand.virsh(), &web1(), vec![Use::Datanode], false).unwrap();
     assert!(
         answer.parts.iter().all(|l| l.state == State::NextStart),
         "{answer:?}"
     );
     assert!(
-        text(&answer).contains("next start (no bus)"),
+        show::text(&answer).contains("next start (no bus)"),
         "{}",
-        text(&answer)
+        show::text(&answer)
     );
 }
 
 #[test]
 fn a_dry_run_changes_nothing_and_shows_the_elements() {
-    let stand = Stand::new("running", "true");
-    let answer = prepare_by(&stand.virsh(), "web1", vec![Use::Reader], true).unwrap();
+    let stand = Stand::new("7", "true");
+    let answer = prepare_by(&stand.virsh(), &web1(), vec![Use::Reader], true).unwrap();
     assert_eq!(stand.text("domain.xml"), DOMAIN);
     assert!(!stand.path("attach-device").exists());
-    let text = text(&answer);
+    let text = show::text(&answer);
     assert!(text.contains("nothing was changed"), "{text}");
     assert!(text.contains("<access mode='shared'/>"), "{text}");
 }
 
 #[test]
 fn a_stopped_vm_has_everything_at_its_start() {
-    let stand = Stand::new("shut off", "exit 1");
-    let answer = prepare_by(&stand.virsh(), "web1", vec![Use::Lane], false).unwrap();
+    let stand = Stand::new("-", "exit 1");
+    let answer = prepare_by(&stand.virsh(), &web1(), vec![Use::Lane], false).unwrap();
     assert!(
         answer
             .parts
@@ -131,7 +148,7 @@ fn a_stopped_vm_has_everything_at_its_start() {
         "{answer:?}"
     );
     assert!(
-        !answer.next.iter().any(|n| n.contains("anew")),
+        !answer.next.iter().any(|n| n.contains("virsh start")),
         "{:?}",
         answer.next
     );
@@ -139,18 +156,30 @@ fn a_stopped_vm_has_everything_at_its_start() {
 
 #[test]
 fn an_unknown_vm_and_a_missing_virsh_are_named() {
-    let stand = Stand::new("running", "true");
-    let refused = prepare_by(&stand.virsh(), "web9", vec![Use::Vpipe], false).unwrap_err();
+    let stand = Stand::new("7", "true");
+    let refused = prepare_by(&stand.virsh(), &names("web9"), vec![Use::Vpipe], false).unwrap_err();
     assert!(
         matches!(&refused, Failure::Usage(e) if e.contains("libvirt has no VM \"web9\"")),
         "{refused}"
     );
     let none = Virsh::new(stand.path("missing"));
-    let refused = prepare_by(&none, "web1", vec![Use::Vpipe], false).unwrap_err();
+    let refused = prepare_by(&none, &web1(), vec![Use::Vpipe], false).unwrap_err();
     assert!(
         refused
             .to_string()
             .contains("is missing; install libvirt's commands"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_number_of_libvirt_is_no_name() {
+    let stand = Stand::new("7", "true");
+    let other = DOMAIN.replace("web1", "web2");
+    std::fs::write(stand.path("domain.xml"), other).unwrap();
+    let refused = prepare_by(&stand.virsh(), &web1(), vec![Use::Vpipe], false).unwrap_err();
+    assert!(
+        matches!(&refused, Failure::Usage(e) if e.contains("give the VM's name")),
         "{refused}"
     );
 }
@@ -164,9 +193,11 @@ fn grants_say_whether_a_vm_reads_or_is_read() {
         "[vread]\nallow = [{ reader = 'client1', datanode = 'dn*' }]\n",
     )
     .unwrap();
-    let of = |vm: &str| granted(vm, Some(&path));
-    assert_eq!(of("dn7").unwrap(), [Use::Datanode]);
-    assert_eq!(of("client1").unwrap(), [Use::Reader]);
+    let of = |vm: &str| granted(vm, &path);
+    assert_eq!(of("dn7").unwrap().0, [Use::Datanode]);
+    let (uses, mount) = of("client1").unwrap();
+    assert_eq!(uses, [Use::Reader]);
+    assert_eq!(mount, Path::new("/run/viola/mounts/client1.sock"));
     let refused = of("web1").unwrap_err();
     assert!(
         matches!(&refused, Failure::Usage(e) if e.contains("neither as reader nor as datanode")),

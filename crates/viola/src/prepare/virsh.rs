@@ -39,19 +39,15 @@ impl Virsh {
     /// # Errors
     /// There is no such domain, or libvirt keeps nothing of it.
     pub fn domain(&self, vm: &str) -> Outcome<String> {
-        if self
-            .run(&["domuuid", "--domain", vm], None)
-            .is_err_and(|e| e.contains(NO_DOMAIN))
-        {
-            return Err(Failure::usage(format!(
+        let info = self.run(&["dominfo", "--domain", vm], None);
+        let info = info.map_err(|e| match e.contains(NO_DOMAIN) {
+            true => Failure::usage(format!(
                 "libvirt has no VM {}; `virsh list --all` lists those it has. For other VMs the page of the accelerator says what \
                  QEMU's command line needs",
                 quoted(vm)
-            )));
-        }
-        let info = self
-            .run(&["dominfo", "--domain", vm], None)
-            .map_err(Failure::run)?;
+            )),
+            false => Failure::run(e),
+        })?;
         let keeps = info.lines().find_map(|l| l.strip_prefix("Persistent:"));
         if keeps.is_some_and(|value| value.trim() == "no") {
             return Err(Failure::run(format!(
@@ -66,12 +62,19 @@ impl Virsh {
         .map_err(Failure::run)
     }
 
-    /// Whether the VM has a process.
-    pub fn is_running(&self, vm: &str) -> Outcome<bool> {
-        let state = self
-            .run(&["domstate", "--domain", vm], None)
+    /// The domain of the VM's process; `None` if it has none.
+    ///
+    /// # Errors
+    /// libvirt's reason.
+    pub fn live(&self, vm: &str) -> Outcome<Option<String>> {
+        let id = self
+            .run(&["domid", "--domain", vm], None)
             .map_err(Failure::run)?;
-        Ok(!matches!(state.trim(), "shut off" | "crashed" | ""))
+        if id.trim() == "-" {
+            return Ok(None);
+        }
+        let xml = self.run(&["dumpxml", "--domain", vm], None);
+        xml.map(Some).map_err(Failure::run)
     }
 
     /// Replaces what libvirt keeps of a domain.

@@ -181,29 +181,30 @@ fn vms_go_and_come(host: &Host) {
 fn a_vm_is_prepared(host: &Host) {
     let domain = || host.good("virsh dumpxml --inactive db02");
     let before = domain();
-    let said = host.good("viola prepare db02 vread --role reader --dry-run");
+    host.good(
+        "printf '[vread]\\nallow = [{ reader = \"db02\", datanode = \"db03\" }]\\n' >reads.toml; \
+         printf '[vread]\\nallow = [{ reader = \"db03\", datanode = \"db02\" }]\\n' >is_read.toml",
+    );
+    let said = host.good("viola prepare db02 vread -c reads.toml --dry-run");
     assert!(said.contains("<access mode='shared'/>"), "{said}");
     assert_eq!(domain(), before, "--dry-run");
 
-    let said = host.good("viola prepare db02 vread --role datanode");
-    println!("{said}");
+    let said = host.good("viola prepare db02 vread -c is_read.toml");
+    assert!(said.contains("event-socket"), "{said}");
     host.good("virsh -q destroy db02; virsh -q start db02");
     host.until("db02 found", || host.vm("db02").is_some());
-    host.good(
-        "test -S /var/lib/libvirt/qemu/viola-db02.qmp; \
-         virsh dumpxml db02 | grep -q org.viola.agent.0",
-    );
-    let again = host.good("viola prepare db02 vread --role datanode");
+    host.good("test -S /var/lib/libvirt/qemu/viola-db02.events.qmp");
+    let again = host.good("viola prepare db02 vread -c is_read.toml");
     assert_eq!(again.matches("is there").count(), 2, "{again}");
-    // A channel can be plugged where the VM has a bus for it.
-    let lane = host.good("viola prepare db02 lane --json");
-    println!("{lane}");
-    host.good("viola unprepare db02");
-    let channels = host.sh("virsh dumpxml db02 | grep -c org.viola");
-    println!("channels left in the running VM: {channels}");
+    // Its bus is there now, so another channel is plugged at once, and unplugged.
+    let lane = host.good("viola prepare db02 lane; virsh dumpxml db02 | grep -c org.viola");
+    assert!(lane.ends_with("2\n"), "{lane}");
+    let back = host.good("viola unprepare db02");
     // libvirt adds to the domain what the parts needed, such as a bus for the channel.
     let after = domain();
-    assert!(!after.contains("viola"), "{after}");
+    assert!(!after.contains("viola"), "{back}: {after}");
+    let channels = host.sh("virsh dumpxml db02 | grep -c org.viola");
+    assert_eq!(channels.trim(), "0", "{back}");
     host.good("virsh -q destroy db02; virsh -q start db02");
     host.until("db02 found again", || host.vm("db02").is_some());
 }

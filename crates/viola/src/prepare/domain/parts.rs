@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a VM is prepared for, and the elements that this needs.
 
+use std::path::PathBuf;
+
 use serde::Serialize;
 use viola_host::prepared::Purpose;
 
-/// Folder of the mounts' sockets.
-pub(super) const MOUNTS: &str = "/run/viola/mounts";
+/// Longest path of a unix socket (`sun_path` in unix(7)).
+pub(super) const MAX_SOCKET_PATH_BYTES: usize = 107;
 
 /// What a VM is prepared for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -24,7 +26,8 @@ pub enum Use {
 }
 
 impl Use {
-    pub(super) const ALL: [Self; 5] = [
+    /// All.
+    pub const ALL: [Self; 5] = [
         Self::Datanode,
         Self::Reader,
         Self::Vpipe,
@@ -43,18 +46,18 @@ impl Use {
         }
     }
 
-    /// The parts of a domain that it needs, in the order in which they are added.
+    /// The parts of a domain that it needs.
     pub fn parts(self) -> &'static [Part] {
         match self {
             Self::Datanode | Self::Vpipe => &[Part::AgentChannel, Part::EventSocket],
-            Self::Reader => &[Part::SharedMemory, Part::BlocksMount],
+            Self::Reader => &[Part::MemorySource, Part::SharedMemory, Part::BlocksMount],
             Self::Turbo => &[],
             Self::Lane => &[Part::LaneChannel, Part::RootPort, Part::LaneSocket],
         }
     }
 }
 
-/// A part of a domain that an accelerator needs.
+/// A part of a domain that an accelerator needs, in the order in which they are added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Part {
@@ -68,19 +71,23 @@ pub enum Part {
     EventSocket,
     /// A QMP socket by which viola plugs a VF.
     LaneSocket,
-    /// Memory that viola's worker can share.
+    /// Memory in a file, which can be shared.
+    MemorySource,
+    /// Memory that viola's worker shares.
     SharedMemory,
     /// The virtio-fs device with the blocks.
     BlocksMount,
 }
 
 impl Part {
-    pub(super) const ALL: [Self; 7] = [
+    /// All.
+    pub const ALL: [Self; 8] = [
         Self::AgentChannel,
         Self::LaneChannel,
         Self::RootPort,
         Self::EventSocket,
         Self::LaneSocket,
+        Self::MemorySource,
         Self::SharedMemory,
         Self::BlocksMount,
     ];
@@ -93,6 +100,7 @@ impl Part {
             Self::RootPort => "root-port",
             Self::EventSocket => "event-socket",
             Self::LaneSocket => "lane-socket",
+            Self::MemorySource => "memory-source",
             Self::SharedMemory => "shared-memory",
             Self::BlocksMount => "blocks-mount",
         }
@@ -106,45 +114,61 @@ impl Part {
             Self::RootPort => "a PCIe root port for a VF",
             Self::EventSocket => "QMP socket: resets, snapshots and migrations",
             Self::LaneSocket => "QMP socket: plugging of a VF",
-            Self::SharedMemory => "memory that a worker of vread can share",
+            Self::MemorySource => "memory in a file, which can be shared",
+            Self::SharedMemory => "memory that a worker of vread shares",
             Self::BlocksMount => "virtio-fs device with the blocks",
         }
     }
 
-    /// Its element, for a domain of this name. Without a line break at the end.
-    pub fn xml(self, domain: &str) -> String {
-        let name = escaped(domain);
+    /// Its element. Without a line break at the end.
+    pub fn xml(self, vm: &VmNames) -> String {
         match self {
             Self::AgentChannel => channel("org.viola.agent.0"),
             Self::LaneChannel => channel("org.viola.lane.0"),
             Self::RootPort => "<controller type='pci' model='pcie-root-port'/>".into(),
             Self::EventSocket | Self::LaneSocket => {
-                let path = escaped(&self.socket(domain));
-                format!("<qemu:arg value='-qmp'/>\n<qemu:arg value='unix:{path},server=on,wait=off'/>")
+                let argument = escaped(&self.argument(vm));
+                format!("<qemu:arg value='-qmp'/>\n<qemu:arg value='{argument}'/>")
             }
-            Self::SharedMemory => {
-                "<memoryBacking>\n  <source type='memfd'/>\n  <access mode='shared'/>\n</memoryBacking>".into()
-            }
+            Self::MemorySource => "<source type='memfd'/>".into(),
+            Self::SharedMemory => "<access mode='shared'/>".into(),
             Self::BlocksMount => format!(
-                "<filesystem type='mount'>\n  <driver type='virtiofs' queue='1024'/>\n  <source socket='{MOUNTS}/{name}.sock'/>\n  \
-                 <target dir='viola'/>\n</filesystem>"
+                "<filesystem type='mount'>\n  <driver type='virtiofs' queue='1024'/>\n  <source socket='{}'/>\n  \
+                 <target dir='viola'/>\n</filesystem>",
+                escaped(&vm.mount.display().to_string())
             ),
         }
     }
 
-    /// The path of its socket, for a QMP socket. QEMU's options separate by commas; a comma of the name is doubled.
-    pub(super) fn socket(self, domain: &str) -> String {
-        let purpose = match self {
-            Self::LaneSocket => Purpose::Devices,
-            _ => Purpose::Events,
-        };
-        purpose.socket(&domain.replace(',', ",,"))
+    /// For what its socket is, for a QMP socket.
+    pub(super) fn socket(self) -> Option<Purpose> {
+        match self {
+            Self::EventSocket => Some(Purpose::Events),
+            Self::LaneSocket => Some(Purpose::Devices),
+            _ => None,
+        }
+    }
+
+    /// QEMU's argument for its socket; empty for other parts. QEMU's options are separated by commas; a comma of the name is doubled.
+    pub(super) fn argument(self, vm: &VmNames) -> String {
+        let path = |purpose: Purpose| purpose.socket(&vm.name).replace(',', ",,");
+        let argument = |purpose| format!("unix:{},server=on,wait=off", path(purpose));
+        self.socket().map(argument).unwrap_or_default()
     }
 
     /// Whether libvirt can plug it into a running VM.
     pub fn can_be_plugged(self) -> bool {
         matches!(self, Self::AgentChannel | Self::LaneChannel)
     }
+}
+
+/// What a VM is called.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmNames {
+    /// Its name in libvirt.
+    pub name: String,
+    /// The socket of its virtio-fs device, for a reader.
+    pub mount: PathBuf,
 }
 
 fn channel(port: &str) -> String {

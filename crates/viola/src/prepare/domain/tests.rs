@@ -22,8 +22,19 @@ const DOMAIN: &str = "<domain type='kvm'>
 
 const ALL: [Use; 5] = Use::ALL;
 
+fn names(name: &str) -> VmNames {
+    VmNames {
+        name: name.into(),
+        mount: format!("/run/viola/mounts/{name}.sock").into(),
+    }
+}
+
+fn refused(xml: &str, uses: &[Use]) -> DomainError {
+    prepare(xml, uses, &names("dn1")).unwrap_err()
+}
+
 fn prepared(xml: &str, uses: &[Use]) -> Prepared {
-    prepare(xml, uses).unwrap()
+    prepare(xml, uses, &names(&name(xml).unwrap())).unwrap()
 }
 
 #[test]
@@ -49,7 +60,7 @@ fn a_datanode_gets_its_channel_and_a_second_qmp_socket() {
   </devices>
   <qemu:commandline>
     <qemu:arg value='-qmp'/>
-    <qemu:arg value='unix:/var/lib/libvirt/qemu/viola-dn1.qmp,server=on,wait=off'/>
+    <qemu:arg value='unix:/var/lib/libvirt/qemu/viola-dn1.events.qmp,server=on,wait=off'/>
   </qemu:commandline>
   <metadata>
     <viola:prepared xmlns:viola='urn:viola:prepared:1' for='datanode' parts='agent-channel event-socket'/>
@@ -62,7 +73,10 @@ fn a_datanode_gets_its_channel_and_a_second_qmp_socket() {
 #[test]
 fn a_reader_gets_shared_memory_and_the_mount() {
     let done = prepared(DOMAIN, &[Use::Reader]);
-    assert_eq!(done.added, [Part::SharedMemory, Part::BlocksMount]);
+    assert_eq!(
+        done.added,
+        [Part::MemorySource, Part::SharedMemory, Part::BlocksMount]
+    );
     assert!(
         done.xml
             .contains("    <source type='memfd'/>\n    <access mode='shared'/>\n"),
@@ -92,8 +106,8 @@ fn huge_pages_stay_and_private_memory_is_refused() {
 
     let private = huge.replace("<hugepages/>", "<access mode='private'/>");
     assert_eq!(
-        prepare(&private, &[Use::Reader]),
-        Err(DomainError::PrivateMemory)
+        refused(&private, &[Use::Reader]),
+        DomainError::PrivateMemory
     );
     let shared = huge.replace("<hugepages/>", "<access mode='shared'/>");
     assert_eq!(
@@ -131,7 +145,7 @@ fn the_socket_of_a_lane_comes_before_the_socket_for_events() {
     let done = prepared(&prepared(DOMAIN, &[Use::Vpipe]).xml, &[Use::Lane]);
     let at = |what: &str| done.xml.find(what).unwrap();
     assert!(
-        at("viola-dn1.lane.qmp") < at("viola-dn1.qmp"),
+        at("viola-dn1.lane.qmp") < at("viola-dn1.events.qmp"),
         "{}",
         done.xml
     );
@@ -139,7 +153,7 @@ fn the_socket_of_a_lane_comes_before_the_socket_for_events() {
     let both = prepared(DOMAIN, &[Use::Lane, Use::Vpipe]);
     let at = |what: &str| both.xml.find(what).unwrap();
     assert!(
-        at("viola-dn1.lane.qmp") < at("viola-dn1.qmp"),
+        at("viola-dn1.lane.qmp") < at("viola-dn1.events.qmp"),
         "{}",
         both.xml
     );
@@ -166,7 +180,8 @@ fn a_name_is_quoted_for_xml_and_for_qemu() {
     let odd = DOMAIN.replace("<name>dn1</name>", "<name>a&amp;b,c'd</name>");
     let done = prepared(&odd, &[Use::Datanode, Use::Reader]);
     assert!(
-        done.xml.contains("viola-a&amp;b,,c&apos;d.qmp,server=on"),
+        done.xml
+            .contains("viola-a&amp;b,,c&apos;d.events.qmp,server=on"),
         "{}",
         done.xml
     );
@@ -177,13 +192,15 @@ fn a_name_is_quoted_for_xml_and_for_qemu() {
     );
     let again = prepared(&done.xml, &[Use::Datanode, Use::Reader]);
     assert_eq!(again.added, []);
-    assert_eq!(unprepare(&again.xml, None).unwrap().1.len(), 4);
+    assert_eq!(unprepare(&again.xml, None).unwrap().1.len(), 5);
 }
 
 #[test]
 fn a_turbo_vcpu_needs_a_second_one() {
     let one = DOMAIN.replace(">2</vcpu>", ">1</vcpu>");
-    assert_eq!(prepare(&one, &[Use::Turbo]), Err(DomainError::OneVcpu));
+    assert_eq!(refused(&one, &[Use::Turbo]), DomainError::OneVcpu);
+    let few = DOMAIN.replace("<vcpu ", "<vcpu current='1' ");
+    assert_eq!(refused(&few, &[Use::Turbo]), DomainError::OneVcpu);
     assert_eq!(prepared(DOMAIN, &[Use::Turbo]).added, []);
 }
 
@@ -194,8 +211,8 @@ fn a_lane_needs_pci_express() {
         "<os><type arch='x86_64' machine='pc-i440fx-9.2'>hvm</type></os>\n  <vcpu",
     );
     assert!(matches!(
-        prepare(&old, &[Use::Lane]),
-        Err(DomainError::NoPcie(_))
+        refused(&old, &[Use::Lane]),
+        DomainError::NoPcie(_)
     ));
     let new = old.replace("pc-i440fx-9.2", "pc-q35-9.2");
     assert_eq!(prepared(&new, &[Use::Lane]).added.len(), 3);
@@ -222,9 +239,9 @@ fn a_root_port_with_a_device_behind_it_stays() {
 #[test]
 fn what_is_no_domain_is_refused() {
     for text in ["", "<domain>", "<network/>", "<domain><name>a</domain>"] {
-        let refused = prepare(text, &[Use::Datanode]);
+        let refused = refused(text, &[Use::Datanode]);
         assert!(
-            matches!(refused, Err(DomainError::Unreadable(_))),
+            matches!(refused, DomainError::Unreadable(_)),
             "{text}: {refused:?}"
         );
     }
@@ -239,6 +256,79 @@ fn a_domain_on_one_line_is_changed_too() {
     let (back, gone) = unprepare(&done.xml, None).unwrap();
     assert_eq!(gone.len(), Part::ALL.len());
     assert!(!back.contains("viola"), "{back}");
+}
+
+#[test]
+fn memory_is_as_it_was() {
+    let backing = |inner: &str| {
+        let lines = format!("  <memoryBacking>\n    {inner}\n  </memoryBacking>\n  <vcpu");
+        DOMAIN.replace("  <vcpu", &lines)
+    };
+    for own in ["<source type='memfd'/>", "<locked/>", "<hugepages/>"] {
+        let own = backing(own);
+        let done = prepared(&own, &[Use::Reader]);
+        assert_eq!(unprepare(&done.xml, None).unwrap().0, own);
+    }
+    // A device of the operator's that needs the memory has come since: it stays shared.
+    let disk = "    <filesystem type='mount'><driver type='virtiofs'/><source dir='/srv'/></filesystem>\n  </devices>";
+    let done = prepared(DOMAIN, &[Use::Reader])
+        .xml
+        .replace("  </devices>", disk);
+    let (text, gone) = unprepare(&done, None).unwrap();
+    assert_eq!(gone, [Part::BlocksMount]);
+    assert!(
+        text.contains("<access mode='shared'/>") && !text.contains("viola"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_renamed_vm_gets_a_socket_of_its_own() {
+    let done = prepared(DOMAIN, &[Use::Datanode]);
+    let renamed = done.xml.replace("<name>dn1<", "<name>dn2<");
+    let done = prepared(&renamed, &[Use::Datanode]);
+    assert_eq!(done.added, [Part::EventSocket]);
+    assert!(
+        done.xml.contains("viola-dn2.events.qmp") && !done.xml.contains("viola-dn1"),
+        "{}",
+        done.xml
+    );
+    let again = done.xml.replace("<name>dn2<", "<name>dn3<");
+    let (text, gone) = unprepare(&again, None).unwrap();
+    assert_eq!(gone, [Part::AgentChannel, Part::EventSocket]);
+    assert!(!text.contains("viola"), "{text}");
+}
+
+#[test]
+fn a_root_port_that_another_device_took_is_made_up_for() {
+    let done = prepared(DOMAIN, &[Use::Lane]).xml;
+    assert_eq!(with_free_port(&done).unwrap(), None);
+    assert_eq!(with_free_port(DOMAIN).unwrap(), None, "no lane");
+    let added = "<controller type='pci' model='pcie-root-port'/>";
+    let taken = "<controller type='pci' index='3' model='pcie-root-port'/><sound><address type='pci' bus='0x03'/></sound>";
+    let taken = done.replace(added, taken);
+    let more = with_free_port(&taken).unwrap().unwrap();
+    assert_eq!(with_free_port(&more).unwrap(), None);
+    // The address of a device of the host is none of the VM.
+    let host = "<controller type='pci' index='3' model='pcie-root-port'/><source><address type='pci' bus='0x03'/></source>";
+    assert_eq!(with_free_port(&done.replace(added, host)).unwrap(), None);
+}
+
+#[test]
+fn what_libvirt_writes_back_is_known() {
+    let done = prepared(DOMAIN, &ALL).xml.replace('\'', "\"");
+    let again = prepared(&done, &ALL);
+    assert_eq!((again.added, &again.xml), (vec![], &done));
+    let left = unprepare(&done, None).unwrap();
+    assert_eq!(left.1, Part::ALL);
+    assert!(!left.0.contains("viola"), "{}", left.0);
+}
+
+#[test]
+fn a_name_that_is_too_long_for_a_socket_is_refused() {
+    let long = names(&"x".repeat(80));
+    let refused = prepare(DOMAIN, &[Use::Datanode], &long).unwrap_err();
+    assert!(matches!(refused, DomainError::LongName(_)), "{refused}");
 }
 
 proptest! {
