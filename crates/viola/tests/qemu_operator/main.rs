@@ -197,13 +197,14 @@ fn a_vm_is_prepared(host: &Host) {
     let again = host.good("viola prepare db02 vread -c is_read.toml");
     assert_eq!(again.matches("is there").count(), 2, "{again}");
     // Its bus is there now, so another channel is plugged at once, and unplugged.
-    let lane = host.good("viola prepare db02 lane; virsh dumpxml db02 | grep -c org.viola");
+    let lane =
+        host.good("viola prepare db02 lane; virsh dumpxml db02 | grep -c \"name='org.viola\"");
     assert!(lane.ends_with("2\n"), "{lane}");
     let back = host.good("viola unprepare db02");
     // libvirt adds to the domain what the parts needed, such as a bus for the channel.
     let after = domain();
     assert!(!after.contains("viola"), "{back}: {after}");
-    let channels = host.sh("virsh dumpxml db02 | grep -c org.viola");
+    let channels = host.sh("virsh dumpxml db02 | grep -c \"name='org.viola\"");
     assert_eq!(channels.trim(), "0", "{back}");
     host.good("virsh -q destroy db02; virsh -q start db02");
     host.until("db02 found again", || host.vm("db02").is_some());
