@@ -124,16 +124,8 @@ run_bed() {
     printf '%-44s %s in %d s\n' "$name" "$result" $((SECONDS - begin)) >>"$2"
 }
 
-# run_all FILE SUMMARY: runs the test beds in a file as `choose` prints them, one after the other.
+# run_all SUMMARY: runs those test beds of its input, lines as `choose` prints them, that no other stream has claimed.
 run_all() {
-    local line
-    while read -r line; do
-        run_bed "$line" "$2"
-    done <"$1"
-}
-
-# run_unclaimed SUMMARY: runs those lines of its input that nobody else has claimed.
-run_unclaimed() {
     local line
     while read -r line; do
         ! mkdir "$work/claimed/${line// /.}" 2>/dev/null || run_bed "$line" "$1"
@@ -158,21 +150,20 @@ early=$!
 if [ -s "$work/beside" ]; then
     (
         renice -n 5 "$BASHPID" >/dev/null
-        run_unclaimed "$work/summary.beside" <"$work/beside"
+        run_all "$work/summary.beside" <"$work/beside"
     ) >"$work/output" 2>&1 &
     other=$!
 fi
 set +m
-run_all "$work/main" "$work/summary.main"
-tac "$work/beside" >"$work/backwards"
-VIOLA_BEDS_CORE=1 run_unclaimed "$work/summary.main" <"$work/backwards"
+run_all "$work/summary.main" <"$work/main"
+VIOLA_BEDS_CORE=1 run_all "$work/summary.main" < <(tac "$work/beside")
 if [ -n "$other" ]; then
     [ ! -s "$work/main" ] || echo "== the test beds on core 0"
     tail -n +1 -f --pid="$other" "$work/output"
     wait "$other"
     other=
 fi
-run_all "$work/last" "$work/summary.other"
+run_all "$work/summary.other" <"$work/last"
 echo
 cat "$work"/summary.*
 count() { cat "$work"/summary.* | grep -c "$1"; }

@@ -56,7 +56,7 @@ impl Allow {
     }
 
     /// Whether the entry is for this reader of this host, as the file names it.
-    pub fn is_for(&self, reader: &str) -> bool {
+    fn is_for(&self, reader: &str) -> bool {
         self.is_local() && self.reader.as_deref() == Some(reader)
     }
 }

@@ -7,6 +7,7 @@
 //! | [`extents`] | file maps in the form of the protocol |
 //! | [`handle`] | file handles, by which a file is opened without its path |
 //! | [`mounts`] | `/proc/self/mountinfo` |
+//! | [`passwd`] | users by name and number, `/etc/passwd` |
 //! | [`queue`] | a queue between threads whose receiver can be polled |
 //! | [`random`] | random numbers |
 //! | [`service`] | a service on a thread of its own |
@@ -16,6 +17,7 @@ pub mod channel;
 pub mod extents;
 pub mod handle;
 pub mod mounts;
+pub mod passwd;
 pub mod queue;
 pub mod random;
 pub mod service;

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::io::passwd;
+
 /// Maximum path length of a unix socket, in bytes.
 const MAX_SOCKET_PATH_BYTES: usize = 107;
 /// Upper bound of `max_pipes`: each pipe takes up to four descriptors.
@@ -94,22 +96,20 @@ impl Settings {
     /// # Errors
     /// One sentence: there is no such user.
     pub fn uids(&self, passwd: &Path) -> Result<BTreeSet<u32>, String> {
-        let text = std::fs::read_to_string(passwd).unwrap_or_default();
+        let known = passwd::users(passwd);
         let find = |user: &User| match user {
             User::Uid(uid) => Ok(*uid),
             // exists without an entry
             User::Name(name) if name == "root" => Ok(0),
-            User::Name(name) => text
-                .lines()
-                .map(|line| line.split(':').collect::<Vec<_>>())
-                .find(|fields| fields.first() == Some(&name.as_str()))
-                .and_then(|fields| fields.get(2)?.parse().ok())
-                .ok_or_else(|| {
+            User::Name(name) => {
+                let entry = known.iter().find(|(known, _)| known == name);
+                entry.map(|(_, uid)| *uid).ok_or_else(|| {
                     format!(
                         "`users` in [pipe]: {} has no user `{name}`",
                         passwd.display()
                     )
-                }),
+                })
+            }
         };
         self.users.iter().map(find).collect()
     }

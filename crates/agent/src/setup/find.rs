@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::io::passwd;
+
 /// The main classes of a DataNode.
 const DATANODES: [&str; 2] = [
     "org.apache.hadoop.hdfs.server.datanode.DataNode",
@@ -96,7 +98,8 @@ pub struct Found {
 pub fn find(proc: &Path, etc: &Path) -> std::io::Result<Found> {
     let mut found = Found::default();
     let mut servers: BTreeMap<(ServerKind, Option<String>), Server> = BTreeMap::new();
-    let users = users(etc);
+    let users = passwd::users(&etc.join("passwd"));
+    let users: BTreeMap<u32, String> = users.into_iter().map(|(name, uid)| (uid, name)).collect();
     let namespace = |process: &Path| fs::read_link(process.join("ns/pid")).ok();
     let own = namespace(&proc.join("self"));
     for entry in fs::read_dir(proc)?.flatten() {
@@ -185,27 +188,13 @@ fn preload(process: &Path) -> Option<String> {
     value.filter(|value| !value.is_empty()).map(str::to_owned)
 }
 
-/// The names of users, by number.
-fn users(etc: &Path) -> BTreeMap<String, String> {
-    let table = text(&etc.join("passwd")).unwrap_or_default();
-    let rows = table.lines().filter_map(|line| {
-        let mut fields = line.split(':');
-        let name = fields.next()?;
-        Some((fields.nth(1)?.to_owned(), name.to_owned()))
-    });
-    rows.collect()
-}
-
-fn user(process: &Path, names: &BTreeMap<String, String>) -> Option<String> {
+/// The effective user of a process, by name if it has one.
+fn user(process: &Path, names: &BTreeMap<u32, String>) -> Option<String> {
     let status = text(&process.join("status"))?;
     let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-    let effective = ids.split_whitespace().nth(1)?;
-    Some(
-        names
-            .get(effective)
-            .map_or(effective, String::as_str)
-            .to_owned(),
-    )
+    let effective: u32 = ids.split_whitespace().nth(1)?.parse().ok()?;
+    let name = names.get(&effective).cloned();
+    Some(name.unwrap_or_else(|| effective.to_string()))
 }
 
 /// The folders that a server's configuration names and that exist.

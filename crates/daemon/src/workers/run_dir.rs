@@ -12,7 +12,7 @@ use viola_vread::control::Role;
 use viola_vread::{hazard, table};
 
 /// Longest path of a unix socket (`sun_path` in unix(7)).
-const MAX_SOCKET_PATH_BYTES: usize = 107;
+pub const MAX_SOCKET_PATH_BYTES: usize = 107;
 
 /// The folder of these files.
 pub fn folder(run_dir: &Path) -> PathBuf {

@@ -181,13 +181,13 @@ impl Qemu {
     }
 
     /// The QMP sockets that are not kept for a purpose.
-    fn free_sockets(&self) -> Vec<String> {
+    fn free_sockets(&self) -> impl Iterator<Item = &String> {
         let is_free = |path: &&String| Purpose::of(path.as_ref()).is_none();
-        self.args.qmp.iter().filter(is_free).cloned().collect()
+        self.args.qmp.iter().filter(is_free)
     }
 
     fn is_time_to_query(&self, threads: &[(Thread, String)]) -> bool {
-        if self.free_sockets().is_empty() {
+        if self.free_sockets().next().is_none() {
             return false;
         }
         let Some(at) = self.queried_at else {
@@ -214,7 +214,8 @@ impl Qemu {
     /// Queries QMP. Takes the answer if it comes at once.
     fn query(&mut self, pid: Tid, threads: &[(Thread, String)]) -> Result<(), HostError> {
         self.queried_at = Some(Instant::now());
-        let (label, sockets, threads) = (self.name(pid), self.free_sockets(), threads.to_vec());
+        let sockets: Vec<String> = self.free_sockets().cloned().collect();
+        let (label, threads) = (self.name(pid), threads.to_vec());
         // Without a thread, it is as if QMP did not answer.
         let Ok(question) = Question::new(move || query_sockets(&label, pid, &sockets, threads))
         else {

@@ -11,10 +11,11 @@ mod text;
 use std::collections::BTreeSet;
 
 use roxmltree::{Document, Node};
+use viola_daemon::workers::run_dir::MAX_SOCKET_PATH_BYTES;
 
-use elements::{child, find, is_root_port, needs_shared_memory, parse, vcpus};
+use elements::{child, find, needs_shared_memory, parse, vcpus};
 pub use elements::{has, name, source_of};
-use parts::MAX_SOCKET_PATH_BYTES;
+use parts::ROOT_PORT;
 pub use parts::{Part, Use, VmNames};
 use text::{cut, indented, insert_into, start_of_line};
 
@@ -116,7 +117,7 @@ pub fn with_free_port(xml: &str) -> Result<Option<String>, DomainError> {
     let document = parse(xml)?;
     let is_needed = recorded(&document).uses.contains(&Use::Lane);
     let is_free = !find(&document, Part::RootPort).is_empty();
-    let more = || with_child(xml, &document, "devices", &root_port(), 4);
+    let more = || with_child(xml, &document, "devices", ROOT_PORT, 4);
     Ok((is_needed && !is_free).then(more))
 }
 
@@ -197,10 +198,6 @@ fn recorded(document: &Document<'_>) -> Record {
             .filter(|p| parts.iter().any(|w| w == p.name()))
             .collect(),
     }
-}
-
-fn root_port() -> String {
-    "<controller type='pci' model='pcie-root-port'/>".into()
 }
 
 /// The text with the part; `None` if it has it.
@@ -349,18 +346,9 @@ fn with_record(xml: &str, record: &Record) -> Result<String, DomainError> {
     if record.parts.is_empty() {
         return Ok(text);
     }
-    let uses = record
-        .uses
-        .iter()
-        .map(|u| u.name())
-        .collect::<Vec<_>>()
-        .join(" ");
-    let parts = record
-        .parts
-        .iter()
-        .map(|p| p.name())
-        .collect::<Vec<_>>()
-        .join(" ");
+    let uses: Vec<&str> = record.uses.iter().map(|u| u.name()).collect();
+    let parts: Vec<&str> = record.parts.iter().map(|p| p.name()).collect();
+    let (uses, parts) = (uses.join(" "), parts.join(" "));
     let element = format!("<viola:prepared xmlns:viola='{VIOLA}' for='{uses}' parts='{parts}'/>");
     Ok(with_child(&text, &parse(&text)?, "metadata", &element, 4))
 }
@@ -376,7 +364,6 @@ fn without(xml: &str, part: Part) -> Result<String, DomainError> {
         Part::MemorySource | Part::SharedMemory if needs_shared_memory(&document) => nodes.clear(),
         _ => {}
     }
-    debug_assert!(part != Part::RootPort || nodes.iter().all(is_root_port));
     // What held nothing else goes with it.
     let holder = nodes.first().and_then(Node::parent).filter(|parent| {
         parent.has_tag_name((QEMU, "commandline")) || parent.has_tag_name("memoryBacking")

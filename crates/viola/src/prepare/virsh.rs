@@ -92,15 +92,7 @@ impl Virsh {
     /// # Errors
     /// libvirt's reason.
     pub fn attach(&self, vm: &str, device: &str) -> Result<(), String> {
-        let args = [
-            "attach-device",
-            "--domain",
-            vm,
-            "--file",
-            "/dev/stdin",
-            "--live",
-        ];
-        self.run(&args, Some(device)).map(drop)
+        self.plug("attach-device", vm, device)
     }
 
     /// Unplugs a device of a running VM.
@@ -108,14 +100,11 @@ impl Virsh {
     /// # Errors
     /// libvirt's reason.
     pub fn detach(&self, vm: &str, device: &str) -> Result<(), String> {
-        let args = [
-            "detach-device",
-            "--domain",
-            vm,
-            "--file",
-            "/dev/stdin",
-            "--live",
-        ];
+        self.plug("detach-device", vm, device)
+    }
+
+    fn plug(&self, command: &str, vm: &str, device: &str) -> Result<(), String> {
+        let args = [command, "--domain", vm, "--file", "/dev/stdin", "--live"];
         self.run(&args, Some(device)).map(drop)
     }
 

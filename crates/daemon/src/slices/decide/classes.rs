@@ -91,7 +91,9 @@ pub struct Observation<'a> {
     pub figures: &'a dyn Fn() -> Figures,
     /// What class ls would do for its waits; `None` without a mechanism.
     pub advice: Option<Advice>,
-    /// Reads the counters of the VM and the other VMs of its core.
+    /// The VM and the other VMs of its cores.
+    pub near: &'a dyn Fn() -> BTreeSet<VmId>,
+    /// Reads the counters of these.
     pub counters: &'a dyn Fn() -> Counters,
     /// The name of a VM.
     pub name: &'a dyn Fn(&VmId) -> String,
@@ -178,7 +180,7 @@ impl Classes {
             }
         };
         // Two trials on one core would disturb each other.
-        let concerned: BTreeSet<VmId> = (o.counters)().into_keys().collect();
+        let concerned = (o.near)();
         if self
             .trials
             .iter()
@@ -233,9 +235,9 @@ impl Classes {
         if self.trials.len() < 2 {
             return false;
         }
-        let near = (o.counters)();
-        let others = self.trials.iter().filter(|t| t.vm != o.vm.id);
-        others.into_iter().any(|t| near.contains_key(&t.vm))
+        let near = (o.near)();
+        let mut others = self.trials.iter().filter(|t| t.vm != o.vm.id);
+        others.any(|t| near.contains(&t.vm))
     }
 
     /// Ends all trials without an outcome, since classes have no effect now. Their VMs have the class from before.

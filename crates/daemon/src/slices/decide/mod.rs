@@ -13,6 +13,7 @@ mod figures;
 pub mod placement;
 pub mod plan;
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use viola_host::{Vm, VmId};
@@ -106,7 +107,8 @@ impl Slices {
                 continue;
             };
             let figures = || figures::all(meter, &vm.id);
-            let counters = || counters(&self.placement, inputs.vms(), meter, &vm.id);
+            let near = || near(&self.placement, inputs.vms(), &vm.id);
+            let counters = || counters(near(), meter);
             let observation = Observation {
                 vm,
                 setting: inputs.controls(vm).class.value,
@@ -115,6 +117,7 @@ impl Slices {
                 span: window.span,
                 figures: &figures,
                 advice,
+                near: &near,
                 counters: &counters,
                 name: &name,
             };
@@ -272,11 +275,16 @@ impl Slices {
     }
 }
 
-/// The counters of a VM and of the other VMs of its cores.
-fn counters(placement: &Placement, vms: &[Vm], meter: &Meter, id: &VmId) -> Counters {
+/// A VM and the other VMs of its cores.
+fn near(placement: &Placement, vms: &[Vm], id: &VmId) -> BTreeSet<VmId> {
     let cores = placement.cores_of(id);
     let is_near = |vm: &&Vm| vm.id == *id || !placement.cores_of(&vm.id).is_disjoint(&cores);
-    let near = vms.iter().filter(is_near);
-    let counters = near.filter_map(|vm| Some((vm.id.clone(), meter.counters(&vm.id)?)));
+    vms.iter().filter(is_near).map(|vm| vm.id.clone()).collect()
+}
+
+/// The counters of these VMs, of those that have any.
+fn counters(vms: BTreeSet<VmId>, meter: &Meter) -> Counters {
+    let counters = vms.into_iter();
+    let counters = counters.filter_map(|id| meter.counters(&id).map(|found| (id, found)));
     counters.collect()
 }

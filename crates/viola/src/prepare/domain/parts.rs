@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use serde::Serialize;
 use viola_host::prepared::Purpose;
 
-/// Longest path of a unix socket (`sun_path` in unix(7)).
-pub(super) const MAX_SOCKET_PATH_BYTES: usize = 107;
+/// A root port, to which libvirt gives a number.
+pub(super) const ROOT_PORT: &str = "<controller type='pci' model='pcie-root-port'/>";
 
 /// What a VM is prepared for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -125,7 +125,7 @@ impl Part {
         match self {
             Self::AgentChannel => channel("org.viola.agent.0"),
             Self::LaneChannel => channel("org.viola.lane.0"),
-            Self::RootPort => "<controller type='pci' model='pcie-root-port'/>".into(),
+            Self::RootPort => ROOT_PORT.into(),
             Self::EventSocket | Self::LaneSocket => {
                 let argument = escaped(&self.argument(vm));
                 format!("<qemu:arg value='-qmp'/>\n<qemu:arg value='{argument}'/>")

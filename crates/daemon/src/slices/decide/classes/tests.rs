@@ -83,6 +83,10 @@ impl Host {
                         mean_wait: None,
                     },
                     advice,
+                    near: &|| {
+                        let near = self.seen.keys().cloned();
+                        near.filter(|id| !self.apart || *id == vm.id).collect()
+                    },
                     counters: &|| {
                         let mut seen = self.seen.clone();
                         seen.retain(|id, _| !self.apart || *id == vm.id);
