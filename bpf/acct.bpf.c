@@ -453,6 +453,7 @@ static __always_inline int on_packet(const struct sk_buff *skb, const struct net
 {
 	struct nic_key key = { .ifindex = dev->ifindex, .netns = dev->nd_net.net->ns.inum };
 	struct nic_owner *owner = bpf_map_lookup_elem(&nics, &key);
+	struct packet packet;
 	struct core_vm *cv;
 	u64 now;
 
@@ -461,7 +462,8 @@ static __always_inline int on_packet(const struct sk_buff *skb, const struct net
 	if (owner->cpu == NO_CPU && owner->to_guest != seen)
 		return 0;
 	/* Transmitted packets have an Ethernet header, received ones have lost it. */
-	if (is_tcp_without_data(skb, seen == PACKET_TRANSMITTED ? ETH_BYTES : 0))
+	packet = parse_packet(skb, seen == PACKET_TRANSMITTED ? ETH_BYTES : 0);
+	if (packet.needs_no_reply)
 		return 0;
 	now = bpf_ktime_get_ns();
 	if (owner->to_guest == seen)
@@ -472,11 +474,11 @@ static __always_inline int on_packet(const struct sk_buff *skb, const struct net
 	if (!cv)
 		return 0;
 	if (owner->to_guest != seen) {
-		count_reply(cv, now);
-		if (cv->notify_io != NOTIFY_REPLY || cv->open)
+		count_reply(cv, now, packet.bucket, packet.is_answer);
+		if (cv->notify_io != NOTIFY_REPLY || (cv->open & ~cv->ignored))
 			return 0;
 	} else {
-		count_request(cv, now);
+		count_request(cv, now, packet.bucket);
 		if (cv->notify_io != NOTIFY_REQUEST)
 			return 0;
 	}

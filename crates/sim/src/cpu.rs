@@ -10,6 +10,7 @@ use viola_policy::slices::{FOREVER, Nanos, Params};
 
 pub use jobs::{Completion, Level};
 
+use crate::net::Packet;
 use crate::queue::Timers;
 use crate::sched::{Scheduler, Views};
 use jobs::Jobs;
@@ -260,18 +261,20 @@ impl Cpus {
     }
 
     /// Records packets for the VM of the vCPU that handles its packets.
-    pub fn note_requests(&mut self, now: Nanos, vcpu: usize, count: u32) {
+    pub fn note_requests(&mut self, now: Nanos, vcpu: usize, packets: &[Packet]) {
         let v = &self.vcpus[vcpu];
         let view = self.cores[v.core].views.change(v.slot);
-        view.packets.count_requests(now, count);
+        for packet in packets {
+            (view.packets).count_request(now, packet.connection_on_host());
+        }
     }
 
     /// Records a packet that the VM of this vCPU sends.
-    pub fn note_reply(&mut self, now: Nanos, vcpu: usize) {
+    pub fn note_reply(&mut self, now: Nanos, vcpu: usize, packet: Packet) {
         let v = &self.vcpus[vcpu];
         let core = v.core;
         let packets = &mut self.cores[core].views.change(v.slot).packets;
-        packets.count_reply(now);
+        packets.count_reply(now, packet.connection_on_host(), true);
         if packets.open == 0 && self.cores[core].scheduler.wants_io_events() {
             self.advance(now, core);
             self.pick(now, core);

@@ -10,12 +10,23 @@ use viola_policy::slices::Nanos;
 pub struct Packet {
     /// Its workload.
     pub owner: usize,
+    /// Number of its connection in the workload.
+    pub connection: u32,
     /// Its tag, for the workload.
     pub tag: u64,
     /// Bytes on the wire, headers included.
     pub bytes: u32,
     /// Whether it is a segment of a stream, which may be merged with the next one.
     pub stream: bool,
+}
+
+impl Packet {
+    /// Number of its connection among all of the host.
+    pub fn connection_on_host(&self) -> u32 {
+        (self.owner as u32)
+            .wrapping_mul(7)
+            .wrapping_add(self.connection)
+    }
 }
 
 /// A first come, first served queue of bounded length: a wire, or a thread that handles packets.
@@ -267,6 +278,11 @@ impl Nic {
         (at, with.len() == 1)
     }
 
+    /// The packets of the interrupt of time `now`.
+    pub fn due(&self, now: Nanos) -> &[Packet] {
+        self.pending.get(&now).map_or(&[], Vec::as_slice)
+    }
+
     /// Handles the interrupt of time `now`; returns as [`Nic::push`].
     pub fn interrupt(&mut self, now: Nanos) -> Option<Nanos> {
         let packets = self.pending.remove(&now)?;
@@ -310,6 +326,7 @@ mod tests {
         let mut nic = Nic::new(costs, 0);
         let packet = Packet {
             owner: 0,
+            connection: 0,
             tag: 0,
             bytes: 64,
             stream: true,
@@ -339,6 +356,7 @@ mod tests {
         // A segment of 1,448 bytes with headers, preamble and gap, and a datagram of iperf.
         let packet = |bytes| Packet {
             owner: 0,
+            connection: 0,
             tag: 0,
             bytes,
             stream: false,
@@ -366,6 +384,7 @@ mod tests {
         let mut nic = Nic::new(costs, 0);
         let segment = Packet {
             owner: 0,
+            connection: 0,
             tag: 0,
             bytes: 1514,
             stream: true,

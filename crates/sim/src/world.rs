@@ -220,7 +220,7 @@ impl World {
     pub fn send_out(&mut self, vm: usize, packet: Packet, delay: Nanos) -> bool {
         let nic = &mut self.nics[vm];
         nic.sent += 1;
-        self.cpus.note_reply(self.now, nic.vcpu);
+        self.cpus.note_reply(self.now, nic.vcpu, packet);
         let cost = nic.host_cost(packet.bytes);
         let through = if cost == 0 {
             Some(self.now)
@@ -325,17 +325,14 @@ impl Simulation {
                     world.queue.push(at + EXCHANGE_INTERVAL, Event::Exchange);
                 }
                 Event::Ring { vm, packet } => {
-                    world.cpus.note_requests(at, world.nics[vm].vcpu, 1);
+                    world.cpus.note_requests(at, world.nics[vm].vcpu, &[packet]);
                     let cost = world.nics[vm].push([packet]);
                     world.softirq(vm, cost);
                 }
                 Event::Interrupt { vm } => {
                     let nic = &mut world.nics[vm];
-                    let before = nic.arrived;
+                    world.cpus.note_requests(at, nic.vcpu, nic.due(at));
                     let cost = nic.interrupt(at);
-                    world
-                        .cpus
-                        .note_requests(at, nic.vcpu, (nic.arrived - before) as u32);
                     world.softirq(vm, cost);
                 }
                 Event::Peer { packet } => workloads[packet.owner].on_peer_packet(world, packet),

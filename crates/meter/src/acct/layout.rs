@@ -92,8 +92,12 @@ pub struct CoreVm {
     pub runnable: i32,
     /// The packet for which one event is sent, as [`NotifyIo`].
     pub notify_io: u32,
-    /// Packets to the VM less those of the VM, at least 0.
-    pub open: u32,
+    /// Requests that the VM has answered; wraps.
+    pub answered: u32,
+    /// Connections with an open request: a bit for each of 64 groups of connections.
+    pub open: u64,
+    /// Bits of `open` that stand for no request. The controller writes them.
+    pub ignored: u64,
     /// Time (ns) of the last packet to the VM that may need a reply: any but TCP segments without
     /// data.
     pub request_at: u64,
@@ -265,7 +269,7 @@ mod tests {
         assert_eq!(size_of::<Account>(), 6 * 8 + (4 + 8) * HIST_BUCKETS);
         let hist = size_of::<HistCounters>();
         assert_eq!(size_of::<VmDelay>(), 32 + 4 * DELAY_STEPS + 2 * hist);
-        assert_eq!(size_of::<CoreVm>(), 64);
+        assert_eq!(size_of::<CoreVm>(), 80);
         assert_eq!(size_of::<CoreCtl>(), 16);
     }
 

@@ -223,11 +223,15 @@ impl CoreView {
         unsafe { (&raw const (*row).used).read_volatile() }
     }
 
-    /// Requests one [`super::EventKind::Io`] for a packet of the VM, or cancels the request.
-    pub fn notify_io(&self, vm: u32, packet: NotifyIo) {
+    /// Requests one [`super::EventKind::Io`] for a packet of the VM, or cancels the request. `ignored`: the bits of
+    /// [`CoreVm::open`] that stand for no request.
+    pub fn notify_io(&self, vm: u32, packet: NotifyIo, ignored: u64) {
         let row = self.vms.ptr(self.row(vm));
-        // SAFETY: in bounds and mapped writable; one aligned word.
-        unsafe { (&raw mut (*row).notify_io).write_volatile(packet as u32) };
+        // SAFETY: in bounds and mapped writable; aligned words.
+        unsafe {
+            (&raw mut (*row).ignored).write_volatile(ignored);
+            (&raw mut (*row).notify_io).write_volatile(packet as u32);
+        }
     }
 
     /// Chooses the events that wake this core's controller: the next VM that becomes runnable, and each VM that blocks.

@@ -16,7 +16,7 @@
 //!   packets the LSVM runs in pieces that grow up to [`Config::quiet_slice`]: each microslice costs two preemptions, so
 //!   it spends them only when there is a packet to answer.
 //! - An LSVM whose packets have spent the reserve wants more than its share. It goes on in a cycle: it runs a piece, and
-//!   the others run until its lag is 0 again. The pieces grow from the microslice to [`Config::cycle_slice`] while it
+//!   the others run until its lag is 0 again. The pieces grow from the microslice to about [`Config::cycle_slice`] while it
 //!   stays so. The reserve returns by one microslice in each cycle without a packet, and at once as far as the VM sleeps.
 //!
 //! An LSVM therefore waits for as long as its piece takes the others to make up for: (1 - s)/s of the piece, and a
@@ -50,9 +50,8 @@ pub struct Config {
     /// Longest slice of a busy LSVM without packets, used only where packets are seen: at least its microslice, at most
     /// 100 ms.
     pub quiet_slice: Nanos,
-    /// Longest slice of an LSVM whose packets have spent its reserve: at least its microslice, at
-    /// most 100 ms. Shorter slices lower a server's request rate, longer ones raise the 99th
-    /// percentile of its response times (decision 031 has measurements).
+    /// Usual slice of an LSVM whose packets have spent its reserve: at least its microslice, at most 100 ms. Its slices are
+    /// 5/6 to 5/3 of it, as its requests need (decision 031 has measurements).
     pub cycle_slice: Nanos,
 }
 

@@ -36,7 +36,7 @@ pub mod simulate;
 pub use credit::Credit;
 pub use interleaved::{Config as InterleavedConfig, Interleaved};
 pub use paper::Paper;
-pub use requests::{OpenRequests, Packets};
+pub use requests::{OpenRequests, Packets, RequestCounts};
 
 /// Nanoseconds: a duration, or a time on the driver's monotonic clock.
 pub type Nanos = u64;
@@ -123,6 +123,8 @@ pub struct Activity {
     pub blocked: bool,
     /// Its packets.
     pub io: Io,
+    /// Its requests; 0 where the driver does not see its packets.
+    pub requests: RequestCounts,
 }
 
 /// Precedence of a VM on the core. Of two runnable VMs the one of higher rank runs; equal ranks take turns.

@@ -372,6 +372,7 @@ impl<M: CoreScheduler> Core<M> {
                 runnable,
                 blocked: g.blocked,
                 io,
+                ..Activity::default()
             });
             (g.used, g.blocked) = (0, false);
             // A VM that was over its cap begins to wait now.

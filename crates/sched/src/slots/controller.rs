@@ -206,6 +206,9 @@ impl Core {
             let last = &mut self.last_counters[index as usize];
             let ran = used.saturating_sub(last.used);
             last.requests.observe(packets_of(&vm), ran);
+            if vm.runnable <= 0 {
+                last.requests.rest();
+            }
             self.seen[i] = Activity {
                 used: ran,
                 runnable: vm.runnable > 0,
@@ -214,6 +217,7 @@ impl Core {
                     false => Io::Unknown,
                     true => last.requests.io(self.decided_at),
                 },
+                requests: last.requests.counts(),
             };
             last.used = used.max(last.used);
             last.blocks = vm.blocks;
@@ -265,9 +269,9 @@ impl Core {
                     (_, true) => NotifyIo::Request,
                     _ => NotifyIo::None,
                 };
-                self.view.notify_io(index, packet);
-                // A packet that came since the step began sent no event.
                 let last = &self.last_counters[index as usize].requests;
+                self.view.notify_io(index, packet, last.ignored());
+                // A packet that came since the step began sent no event.
                 step_again |= packet == NotifyIo::Request
                     && self.view.vm(index).request_at != last.last_request_at();
             }

@@ -113,6 +113,9 @@ impl PolicyDriver {
             }
             let row = &mut self.rows[i];
             row.requests.observe(view.packets, view.used);
+            if !view.runnable {
+                row.requests.rest();
+            }
             let waits = self.sees_io && view.runnable && self.running != Some(i);
             let is_open = row.requests.io(0).is_open();
             ask |= waits && is_open && !seen.io.is_open();
@@ -132,6 +135,7 @@ impl PolicyDriver {
         if self.sees_io {
             for (seen, row) in self.seen.iter_mut().zip(&self.rows) {
                 seen.io = row.requests.io(self.asked_at);
+                seen.requests = row.requests.counts();
             }
         }
         self.asked_at = now;

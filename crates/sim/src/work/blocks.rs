@@ -79,6 +79,7 @@ impl Blocks {
     fn packet(&self, what: u64, bytes: u64) -> Packet {
         Packet {
             owner: self.owner,
+            connection: 0,
             tag: self.tag(what),
             bytes: bytes as u32 + 90,
             stream: false,

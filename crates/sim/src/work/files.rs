@@ -80,6 +80,7 @@ impl Files {
     fn packet(&self, k: usize, what: u64, bytes: u64) -> Packet {
         Packet {
             owner: self.owner,
+            connection: k as u32,
             tag: (k as u64) << 3 | what,
             bytes: bytes as u32 + 90,
             stream: false,

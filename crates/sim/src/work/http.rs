@@ -96,6 +96,7 @@ impl Http {
         let delay = world.random.within(self.delay.0, self.delay.1);
         let packet = Packet {
             owner: self.owner,
+            connection: id as u32,
             tag: id << 3 | what,
             bytes,
             stream: false,
@@ -107,6 +108,7 @@ impl Http {
         let delay = world.random.within(self.delay_from.0, self.delay_from.1);
         let packet = Packet {
             owner: self.owner,
+            connection: id as u32,
             tag: id << 3 | what,
             bytes,
             stream: false,

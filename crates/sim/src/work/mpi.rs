@@ -206,6 +206,7 @@ impl Mpi {
     fn send_packet(&mut self, world: &mut World, from: usize, to: usize, tag: u64, bytes: u64) {
         let packet = Packet {
             owner: self.owner,
+            connection: 0,
             tag,
             bytes: u32::try_from(bytes + 90).unwrap_or(u32::MAX),
             stream: false,

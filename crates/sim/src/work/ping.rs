@@ -62,6 +62,7 @@ impl Ping {
     fn answer(&mut self, world: &mut World, number: u64) {
         let packet = Packet {
             owner: self.owner,
+            connection: 0,
             tag: number,
             bytes: self.bytes,
             stream: false,
@@ -83,6 +84,7 @@ impl Workload for Ping {
             self.sent_at = world.now;
             let packet = Packet {
                 owner: self.owner,
+                connection: 0,
                 tag: if self.waits_for_answer {
                     self.number
                 } else {

@@ -61,6 +61,7 @@ impl Requests {
     fn send(&self, world: &mut World) {
         let packet = Packet {
             owner: self.owner,
+            connection: crate::random::mixed(world.now) as u32,
             tag: world.now,
             bytes: PACKET_BYTES,
             stream: false,
@@ -98,6 +99,7 @@ impl Workload for Requests {
     fn on_work_done(&mut self, world: &mut World, sent_at: u64) {
         let packet = Packet {
             owner: self.owner,
+            connection: crate::random::mixed(sent_at) as u32,
             tag: sent_at,
             bytes: PACKET_BYTES,
             stream: false,

@@ -74,6 +74,7 @@ impl MediaStream {
     fn packet(&self, tag: u64) -> Packet {
         Packet {
             owner: self.owner,
+            connection: 0,
             tag,
             bytes: self.bytes,
             stream: false,

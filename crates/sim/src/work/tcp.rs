@@ -183,6 +183,7 @@ impl Tcp {
     fn transmit(&mut self, world: &mut World, segment: u64) {
         let packet = Packet {
             owner: self.owner,
+            connection: 0,
             tag: segment,
             bytes: self.config.segment + 90,
             stream: true,
@@ -329,6 +330,7 @@ impl Tcp {
         self.acks.push_back(ack);
         let packet = Packet {
             owner: self.owner,
+            connection: 0,
             tag: self.acks_removed + self.acks.len() as u64 - 1,
             bytes: 90,
             stream: false,

@@ -92,6 +92,7 @@ impl Workload for Udp {
         self.sent += 1;
         let packet = Packet {
             owner: self.owner,
+            connection: 0,
             tag: world.now,
             bytes: self.bytes + 46,
             stream: false,

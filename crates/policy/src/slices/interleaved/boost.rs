@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The boost of LSVMs: the range of lags in which they outrank other VMs, and the turn among them.
 
-use super::super::{Activity, Io, Nanos, US};
+use super::super::{Activity, Io, Nanos, RequestCounts, US};
 use super::{Interleaved, MIN_BUDGET, margin};
 
 /// The boost of one LSVM.
@@ -15,6 +15,11 @@ pub(super) struct Boost {
     pub(super) slice: Nanos,
     /// Length of its pieces beyond the reserve, ns.
     cycle: Nanos,
+    /// Moving mean of the run time that its open requests need, ns; 0: unknown. A new value counts a quarter.
+    queue: Nanos,
+    /// Run time since the last piece ended, ns, and [`RequestCounts::answered`] at that time.
+    ran: Nanos,
+    answered: u32,
     /// Length of its pieces without packets, ns.
     quiet: Nanos,
     /// Lag from which it is boosted while no packet waits, ns.
@@ -57,6 +62,9 @@ impl Boost {
             stop_lag: 0,
             slice: micro,
             cycle: micro,
+            queue: 0,
+            ran: 0,
+            answered: 0,
             quiet: micro,
             level: 0,
             saving: 0,
@@ -73,11 +81,49 @@ impl Boost {
     fn computes(&self) -> bool {
         self.idle_pieces >= MIN_IDLE_PIECES
     }
+
+    /// Updates the mean of what the open requests need, at the end of a piece.
+    fn measure_queue(&mut self, requests: RequestCounts) {
+        let answered = requests.answered.wrapping_sub(self.answered);
+        if answered > 0 {
+            let queue = self.ran / Nanos::from(answered) * Nanos::from(requests.open);
+            self.queue = match self.queue {
+                0 => queue,
+                mean => (3 * mean + queue) / 4,
+            };
+        }
+        (self.ran, self.answered) = (0, requests.answered);
+    }
+}
+
+/// Length of a piece (ns) of a VM beyond its share whose open requests need `queue` ns, 0: unknown or none. `usual` is
+/// [`super::Config::cycle_slice`].
+///
+/// A closed loop of clients asks as much as the VM answers, so by Little's law the mean response time is given. What the length
+/// `p` of a piece decides is its spread: the requests that are open at its end wait for `p·(1 - s)/s`, and in a steady state
+/// they are `queue/p` of all. So the piece is just so long that a tenth of all requests wait, or half of them, or all of them
+/// once: whatever the limits allow.
+fn cycle_piece(queue: Nanos, usual: Nanos) -> Nanos {
+    if queue == 0 {
+        return usual;
+    }
+    let (shortest, longest) = (usual * 5 / 6, usual * 5 / 3);
+    // Somewhat longer, because means vary. A piece that misses its part would be too long for nothing.
+    let (safe, all) = (queue + queue / 8, queue + queue / 20);
+    let wanted = if 10 * safe <= usual {
+        10 * safe
+    } else if 2 * safe <= longest {
+        2 * safe
+    } else {
+        all / all.div_ceil(longest)
+    };
+    wanted.clamp(shortest, longest)
 }
 
 impl Interleaved {
     /// Updates an LSVM's boost range. Returns whether it is boosted from now on.
-    fn update_boost(&mut self, i: usize, io: Io) -> bool {
+    fn update_boost(&mut self, i: usize, activity: &Activity) -> bool {
+        let io = activity.io;
         let micro = self.vms[i].micro;
         let (ready, boosted) = (self.ready.contains(i), self.boosted.contains(i));
         let lag = self.ledger.lag(i);
@@ -90,6 +136,7 @@ impl Interleaved {
             return self.stays_boosted(i, lag, true);
         }
         self.vms[i].boost.sees_packets = true;
+        self.vms[i].boost.ran += activity.used;
         if self.capped.contains(i) {
             // The boost goes on unchanged when the VM may run again.
             self.vms[i].boost.is_quiet = !io.is_open();
@@ -130,7 +177,7 @@ impl Interleaved {
         }
         let stays = self.stays_boosted(i, lag, !boosted) && !self.keeps_quota(i);
         if boosted && !stays {
-            self.end_boost(i, lag, io);
+            self.end_boost(i, lag, activity);
         }
         stays
     }
@@ -168,14 +215,16 @@ impl Interleaved {
     }
 
     /// Chooses the next piece of a busy LSVM whose boost ends at `lag`.
-    fn end_boost(&mut self, i: usize, lag: i64, io: Io) {
+    fn end_boost(&mut self, i: usize, lag: i64, activity: &Activity) {
+        let io = activity.io;
         let vm = &mut self.vms[i];
         let (micro, max_lag) = (vm.micro, vm.credit);
-        let cycle_slice = self.config.cycle_slice.max(micro);
+        let usual = self.config.cycle_slice;
         let quiet_slice = self.config.quiet_slice.max(micro);
         let one = self.ledger.lag_after(i, micro);
         let boost = &mut vm.boost;
         (boost.is_for_request, boost.is_quiet) = (false, false);
+        boost.measure_queue(activity.requests);
         if io == Io::Idle {
             boost.idle_pieces = (boost.idle_pieces + 1).min(MIN_IDLE_PIECES);
         }
@@ -188,7 +237,7 @@ impl Interleaved {
             boost.cycle = match io {
                 // It has many requests in a microslice.
                 Io::Flood => micro,
-                _ => (boost.cycle * 3 / 2).min(cycle_slice),
+                _ => (boost.cycle * 3 / 2).min(cycle_piece(boost.queue, usual).max(micro)),
             };
             boost.slice = boost.cycle;
             boost.level = 0;
@@ -226,7 +275,7 @@ impl Interleaved {
             self.turn_left -= activity[holder].used as i64;
         }
         for i in self.ls.iter() {
-            let boosted = self.update_boost(i, activity[i].io);
+            let boosted = self.update_boost(i, &activity[i]);
             self.boosted.set(i, boosted);
         }
         let queued = self.boosted.intersection(self.ready);
@@ -263,6 +312,31 @@ impl Interleaved {
             Urgency::Spent
         } else {
             Urgency::Reserve
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_piece_is_as_long_as_its_requests_need() {
+        // Run time of the open requests, and the part of all requests that waits, us and percent.
+        for (queue, piece, waiting) in [
+            (0, 1500, 0),
+            // One connection, 0.12 ms a request: less than a tenth waits.
+            (120, 1350, 8),
+            // One connection, 0.25 ms a request: a tenth is out of reach, so the wait is short.
+            (250, 1250, 20),
+            (1000, 2250, 44),
+            // 16 connections, 0.11 ms a request: each waits for one piece.
+            (1760, 1848, 95),
+            // Three pieces for all of them.
+            (5000, 1750, 285),
+        ] {
+            let found = cycle_piece(queue * US, 1500 * US) / US;
+            assert_eq!((found, queue * 100 / found), (piece, waiting), "{queue}");
         }
     }
 }

@@ -277,9 +277,13 @@ struct BusyCore {
 
 impl BusyCore {
     fn new() -> Self {
+        Self::with_microslice(300 * US)
+    }
+
+    fn with_microslice(microslice: Nanos) -> Self {
         let mut scheduler = Interleaved::default();
         let mut params: Vec<Params> = (1..4).map(|id| batch(id, Behaviour::Busy).params).collect();
-        params.insert(0, ls(0, 300 * US, Behaviour::Busy).params);
+        params.insert(0, ls(0, microslice, Behaviour::Busy).params);
         scheduler.configure(0, &params);
         Self {
             scheduler,
@@ -328,7 +332,7 @@ fn with_packets(time: Nanos, packets: &[Nanos]) -> ([Nanos; 4], usize, Vec<Nanos
         on_core = top == 0;
         if let Some(at) = arrived.filter(|_| top == 0) {
             waits.push(now - at);
-            core.packets.count_reply(now);
+            core.packets.count_reply(now, 0, true);
             arrived = None;
         }
         let mut end = core.end(now, top);
@@ -337,11 +341,11 @@ fn with_packets(time: Nanos, packets: &[Nanos]) -> ([Nanos; 4], usize, Vec<Nanos
         {
             end = packet.max(now);
             next += 1;
-            core.packets.count_requests(end, 1);
+            core.packets.count_request(end, 0);
             match top {
                 0 => {
                     waits.push(0);
-                    core.packets.count_reply(end);
+                    core.packets.count_reply(end, 0, true);
                 }
                 _ => arrived = arrived.or(Some(end)),
             }
@@ -405,8 +409,11 @@ fn a_busy_lsvm_that_has_spent_its_reserve_waits_no_longer_than_its_piece_costs()
 /// Latencies of a client that asks again `think` ns after each answer. An answer takes a busy LSVM 0.12 ms; three busy
 /// batch VMs are beside it.
 fn closed_loop(time: Nanos, think: Nanos) -> Vec<Nanos> {
+    closed_loop_on(BusyCore::new(), time, think)
+}
+
+fn closed_loop_on(mut core: BusyCore, time: Nanos, think: Nanos) -> Vec<Nanos> {
     const ANSWER: Nanos = 120 * US;
-    let mut core = BusyCore::new();
     // When the next request comes, or when the open one came and what its answer still takes. It computes alone at first.
     let (mut now, mut due, mut open, mut latencies) = (0, 100 * MS, None, Vec::new());
     while now < time {
@@ -422,11 +429,11 @@ fn closed_loop(time: Nanos, think: Nanos) -> Vec<Nanos> {
         now = end;
         open = match open {
             None if due <= now => {
-                core.packets.count_requests(now, 1);
+                core.packets.count_request(now, 0);
                 Some((now, ANSWER))
             }
             Some((came, left)) if left == core.used[0] => {
-                core.packets.count_reply(now);
+                core.packets.count_reply(now, 0, true);
                 latencies.push(now - came);
                 due = now + think;
                 None
@@ -455,4 +462,13 @@ fn a_client_that_asks_again_at_once_finds_a_busy_lsvm_on_the_core() {
             "{think} us: {n} answers"
         );
     }
+}
+
+/// Requests every 3 ms, one at a time, and microslices of 1 ms: a third of the core, if each cost a microslice.
+#[test]
+fn requests_within_the_share_of_a_busy_lsvm_do_not_pay_for_whole_microslices() {
+    let mut latencies = closed_loop_on(BusyCore::with_microslice(MS), 4000 * MS, 2900 * US);
+    latencies.sort_unstable();
+    let [p50, p99] = [50, 99].map(|p| latencies[latencies.len() * p / 100]);
+    assert!(p50 <= 120 * US && p99 <= 300 * US, "{p50} {p99} ns");
 }
