@@ -6,8 +6,10 @@
 //! get. The class stays if the VM is found to gain and no other to lose. Otherwise the VM is batch again and is not tried again for
 //! ten minutes. What was found survives a restart of the daemon (`memory`).
 //!
-//! A class that stays is tried again after an hour, and when the delays have become longer than they were without it.
+//! A class that stays is tried again after an hour, and when the delays have become longer than they were without it. Repeated trials
+//! have a budget (`budget`); without one, a class that may no longer help ends at once.
 
+mod budget;
 mod memory;
 mod trial;
 mod why;
@@ -24,6 +26,7 @@ use viola_policy::slices::{Class, MS, Nanos};
 use viola_policy::trial::Finding;
 use viola_proto::ClassSetting;
 
+use self::budget::Budget;
 use self::memory::{Memory, Remembered};
 pub use self::trial::Counters;
 use self::trial::{Running, found};
@@ -72,6 +75,7 @@ pub struct Classes {
     vms: BTreeMap<VmId, State>,
     /// Trials that concern different VMs.
     trials: Vec<Running>,
+    budget: Budget,
     memory: Memory,
 }
 
@@ -159,6 +163,8 @@ impl Classes {
         if state.time_to_trial(o.at) > 0 || self.trials.iter().any(is_near) {
             return None;
         }
+        let is_first = state.tried_at.is_none();
+        let has_room = |id: &VmId| is_first || self.budget.has_room(id, o.at);
         let advice = o.advice?;
         let (before, reason, line) = match state.without.filter(|_| state.chosen == Class::Ls) {
             None if !advice.is_worth_it() => return None,
@@ -171,6 +177,21 @@ impl Classes {
                 let is_due = state.tried_at.is_none_or(|at| o.at >= at + STAY_TIME);
                 if now <= without && !is_due {
                     return None;
+                }
+                if now > without && !has_room(&o.vm.id) {
+                    let found = format!(
+                        "its {figure} is {}, and was {} without class ls",
+                        rounded(now),
+                        rounded(without)
+                    );
+                    let line = format!(
+                        "class batch (auto, was ls): {found}; its core had too many trials for another one"
+                    );
+                    state.choose(false);
+                    state.without = None;
+                    state.last_change = found;
+                    self.memory.forget(&o.vm.id);
+                    return ClassChange::logged(line);
                 }
                 let (now, was) = (rounded(now), rounded(without));
                 let line = format!(
@@ -187,6 +208,12 @@ impl Classes {
             .any(|t| !t.concerned.is_disjoint(&concerned))
         {
             return None;
+        }
+        if !concerned.iter().all(has_room) {
+            return None;
+        }
+        if !is_first {
+            self.budget.spend(o.at, concerned.clone());
         }
         state.last_change = reason;
         let trial = Running::begin(o.vm.id.clone(), concerned, before, o.at);

@@ -348,3 +348,49 @@ fn advice_is_for_vms_set_to_batch_whose_waits_would_become_shorter() {
     );
     assert_eq!(h.classes.advice(&a, ClassSetting::Batch, 0.38, None), None);
 }
+
+#[test]
+fn repeated_trials_of_a_core_have_a_budget() {
+    let mut host = Host::new();
+    host.delay = (17 * MS, 17 * MS);
+    let vms = ["web", "db", "mail"].map(|name| vm(name, 7, &[&[1]]));
+    let vms: Vec<&Vm> = vms.iter().collect();
+    let mut begun = || {
+        let said = host.run(&vms, ClassSetting::Auto, 3600 * S);
+        said.iter()
+            .filter(|line| line.contains("tries class ls"))
+            .count()
+    };
+    // Each is tried once, and all of them again at most six times.
+    assert_eq!(begun(), 3 + 6);
+    assert!((4..=6).contains(&begun()));
+    let why = host.classes.why(
+        &vms[0].id,
+        (ClassSetting::Auto, viola_proto::Source::Config),
+        Some(Advice {
+            figure: Some(Figure::PacketDelay),
+            now: 17 * MS,
+            after: MS,
+        }),
+    );
+    assert!(why.contains("6 repeated trials"), "{why}");
+}
+
+#[test]
+fn a_class_that_no_longer_helps_ends_when_the_budget_is_spent() {
+    let mut host = Host::new();
+    let web = vm("web", 7, &[&[1]]);
+    host.run(&[&web], ClassSetting::Auto, 400 * S);
+    assert_eq!(host.classes.class(&web.id, ClassSetting::Auto), Class::Ls);
+    for _ in 0..budget::MAX_REPEATED_TRIALS {
+        host.classes.budget.spend(host.now, [web.id.clone()].into());
+    }
+    host.delay = (30 * MS, 30 * MS);
+    let said = host.run(&[&web], ClassSetting::Auto, 700 * S);
+    assert!(said[0].contains("too many trials"), "{said:?}");
+    assert_eq!(
+        host.classes.class(&web.id, ClassSetting::Auto),
+        Class::Batch
+    );
+    assert!(host.classes.trials.is_empty());
+}

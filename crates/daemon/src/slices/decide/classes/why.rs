@@ -7,6 +7,7 @@ use viola_policy::slices::classify::Advice;
 use viola_policy::trial::LOOKS;
 use viola_proto::{ClassSetting, Source};
 
+use super::budget::MAX_REPEATED_TRIALS;
 use super::{Classes, Running, State};
 use viola_cli::quantities::rounded;
 
@@ -60,6 +61,11 @@ impl Classes {
             ),
             _ if self.trials.iter().any(|t| t.concerned.contains(id)) => {
                 "another VM of its core is being tried first".into()
+            }
+            _ if state.tried_at.is_some() && !self.budget.has_room(id, state.observed_at) => {
+                format!(
+                    "its core had {MAX_REPEATED_TRIALS} repeated trials within an hour, which is the limit"
+                )
             }
             _ => "too few of its packets and waits were measured to compare classes".into(),
         }
