@@ -20,6 +20,9 @@ pub(super) struct Boost {
     /// Run time since the last piece ended, ns, and [`RequestCounts::answered`] at that time.
     ran: Nanos,
     answered: u32,
+    /// Number of open requests when its present piece began: those that waited for it. Some of them came after the last
+    /// piece, from clients that had just got an answer.
+    waited: u32,
     /// Length of its pieces without packets, ns.
     quiet: Nanos,
     /// Lag from which it is boosted while no packet waits, ns.
@@ -65,6 +68,7 @@ impl Boost {
             queue: 0,
             ran: 0,
             answered: 0,
+            waited: 0,
             quiet: micro,
             level: 0,
             saving: 0,
@@ -86,7 +90,7 @@ impl Boost {
     fn measure_queue(&mut self, requests: RequestCounts) {
         let answered = requests.answered.wrapping_sub(self.answered);
         if answered > 0 {
-            let queue = self.ran / Nanos::from(answered) * Nanos::from(requests.open);
+            let queue = self.ran / Nanos::from(answered) * Nanos::from(self.waited);
             self.queue = match self.queue {
                 0 => queue,
                 mean => (3 * mean + queue) / 4,
@@ -100,9 +104,9 @@ impl Boost {
 /// [`super::Config::cycle_slice`].
 ///
 /// A closed loop of clients asks as much as the VM answers, so by Little's law the mean response time is given. What the length
-/// `p` of a piece decides is its spread: the requests that are open at its end wait for `p·(1 - s)/s`, and in a steady state
-/// they are `queue/p` of all. So the piece is just so long that a tenth of all requests wait, or half of them, or all of them
-/// once: whatever the limits allow.
+/// `p` of a piece decides is its spread: the requests that are open when the next piece begins have waited for `p·(1 - s)/s`,
+/// and in a steady state they are `queue/p` of all. So the piece is just so long that a tenth of all requests wait, or half of
+/// them, or all of them once: whatever the limits allow.
 fn cycle_piece(queue: Nanos, usual: Nanos) -> Nanos {
     if queue == 0 {
         return usual;
@@ -178,6 +182,8 @@ impl Interleaved {
         let stays = self.stays_boosted(i, lag, !boosted) && !self.keeps_quota(i);
         if boosted && !stays {
             self.end_boost(i, lag, activity);
+        } else if !boosted && stays {
+            self.vms[i].boost.waited = activity.requests.open;
         }
         stays
     }
