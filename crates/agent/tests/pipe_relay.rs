@@ -9,6 +9,7 @@ use std::net::{Shutdown, TcpStream};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use viola_proto::pipe::library::{LibraryReply, LibraryRequest, LostConnections};
 use viola_proto::pipe::{PipeId, PipeReply, PipeRequest};
 
@@ -33,6 +34,16 @@ fn speak(mut to: TcpStream, count: usize) -> JoinHandle<TcpStream> {
         }
         to
     })
+}
+
+/// Waits until the peer's end has arrived; its sender may pace what goes before.
+fn wait_for_end(of: &TcpStream) {
+    let mut fds = [PollFd::new(of, PollFlags::RDHUP)];
+    let limit = Timespec {
+        tv_sec: 10,
+        tv_nsec: 0,
+    };
+    assert_eq!(poll(&mut fds, Some(&limit)).unwrap(), 1, "no end in 10 s");
 }
 
 /// Reads bytes and checks them.
@@ -301,6 +312,7 @@ fn the_end_of_the_source_ends_the_pipe_in_every_state() {
     let hearer = listen(&proxy.hearer, 0, 20_000);
     proxy.speaker.write_all(&bytes(0, 20_000)).unwrap();
     proxy.speaker.shutdown(Shutdown::Write).unwrap();
+    wait_for_end(&proxy.source);
     let relay = |id| LibraryRequest::Relay {
         id,
         length: 1 << 40,
