@@ -474,11 +474,11 @@ static __always_inline int on_packet(const struct sk_buff *skb, const struct net
 	if (!cv)
 		return 0;
 	if (owner->to_guest != seen) {
-		count_reply(cv, now, packet.bucket, packet.is_answer);
+		count_reply(cv, now, packet.group, packet.is_answer);
 		if (cv->notify_io != NOTIFY_REPLY || (cv->open & ~cv->ignored))
 			return 0;
 	} else {
-		count_request(cv, now, packet.bucket);
+		count_request(cv, now, packet.group);
 		if (cv->notify_io != NOTIFY_REQUEST)
 			return 0;
 	}

@@ -37,8 +37,8 @@ struct core_vm {
 	s32 runnable;		/* threads that run or wait here */
 	u32 notify_io;		/* enum notify_io: the packet for which to send one event */
 	u32 answered;		/* requests that the VM has answered, packet_counts.h */
-	u64 open;		/* connections with an open request, by bucket */
-	u64 ignored;		/* buckets whose packets need no reply; the controller writes them */
+	u64 open;		/* connections with an open request, a bit for each group */
+	u64 ignored;		/* groups whose packets need no reply; the controller writes them */
 	u64 request_at;		/* time of the last packet that may need a reply */
 	u64 reply_at;	/* time of the VM's last packet that may be a reply */
 	u32 gap;		/* moving mean of the gaps between packets to the VM, ns */

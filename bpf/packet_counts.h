@@ -17,9 +17,9 @@ static __always_inline u32 moving_mean(u32 mean, u64 new)
 	return mean - (mean >> 3) + ((u32)(new < MAX_GAP ? new : MAX_GAP) >> 3);
 }
 
-/* Counts a packet to the VM of the connection in this bucket: Packets::count_request. Packets of several CPUs may be
+/* Counts a packet to the VM of the connection in this group: Packets::count_request. Packets of several CPUs may be
  * counted wrong; the controller bounds the error by times. */
-static __always_inline void count_request(struct core_vm *cv, u64 now, u32 bucket)
+static __always_inline void count_request(struct core_vm *cv, u64 now, u32 group)
 {
 	u64 gap = now - cv->request_at;
 
@@ -29,13 +29,13 @@ static __always_inline void count_request(struct core_vm *cv, u64 now, u32 bucke
 	if (cv->reply_at > cv->request_at)
 		cv->think = moving_mean(cv->think, now - cv->reply_at);
 	cv->request_at = now;
-	cv->open |= 1ULL << (bucket & 63);
+	cv->open |= 1ULL << (group & 63);
 }
 
 /* Counts a packet of the VM: Packets::count_reply. */
-static __always_inline void count_reply(struct core_vm *cv, u64 now, u32 bucket, u32 is_answer)
+static __always_inline void count_reply(struct core_vm *cv, u64 now, u32 group, u32 is_answer)
 {
-	u64 bit = 1ULL << (bucket & 63);
+	u64 bit = 1ULL << (group & 63);
 
 	cv->reply_at = now;
 	if (is_answer && (cv->open & bit))

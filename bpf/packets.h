@@ -12,7 +12,7 @@ enum {
 struct packet {
 	u32 needs_no_reply;	/* a TCP segment without data that opens no connection; it does not count as a reply either */
 	u32 is_answer;		/* a reply with it may end a request: it opens no TCP connection */
-	u32 bucket;		/* of its connection, 0 to 63, the same in both directions */
+	u32 group;		/* of its connection, 0 to 63, the same in both directions */
 };
 
 static __always_inline u32 word_at(const u8 *bytes)
@@ -54,7 +54,7 @@ static __always_inline struct packet parse_packet(const struct sk_buff *skb, u32
 						header + (tcp[12] >> 4) * 4 >= whole;
 		}
 	}
-	packet.bucket = (hash * 0x9e3779b1) >> 26;
+	packet.group = (hash * 0x9e3779b1) >> 26;
 	return packet;
 }
 

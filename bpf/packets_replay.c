@@ -2,12 +2,12 @@
 /* bpf/packet_counts.h as a library, for the test that compares it with policy. */
 #include "packet_counts.h"
 
-void replay_count_request(struct core_vm *cv, u64 now, u32 bucket)
+void replay_count_request(struct core_vm *cv, u64 now, u32 group)
 {
-	count_request(cv, now, bucket);
+	count_request(cv, now, group);
 }
 
-void replay_count_reply(struct core_vm *cv, u64 now, u32 bucket, u32 is_answer)
+void replay_count_reply(struct core_vm *cv, u64 now, u32 group, u32 is_answer)
 {
-	count_reply(cv, now, bucket, is_answer);
+	count_reply(cv, now, group, is_answer);
 }
