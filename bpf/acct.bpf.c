@@ -453,7 +453,7 @@ static __always_inline int on_packet(const struct sk_buff *skb, const struct net
 {
 	struct nic_key key = { .ifindex = dev->ifindex, .netns = dev->nd_net.net->ns.inum };
 	struct nic_owner *owner = bpf_map_lookup_elem(&nics, &key);
-	struct packet packet;
+	struct packet packet = {};
 	struct core_vm *cv;
 	u64 now;
 
@@ -461,8 +461,10 @@ static __always_inline int on_packet(const struct sk_buff *skb, const struct net
 		return 0;
 	if (owner->cpu == NO_CPU && owner->to_guest != seen)
 		return 0;
-	/* Transmitted packets have an Ethernet header, received ones have lost it. */
-	packet = parse_packet(skb, seen == PACKET_TRANSMITTED ? ETH_BYTES : 0);
+	/* A long packet has data; only a controller must know more of it. Transmitted packets have an Ethernet header, received
+	 * ones have lost it. */
+	if (owner->cpu != NO_CPU || skb->len <= HEADER_BYTES)
+		packet = parse_packet(skb, seen == PACKET_TRANSMITTED ? ETH_BYTES : 0);
 	if (packet.needs_no_reply)
 		return 0;
 	now = bpf_ktime_get_ns();

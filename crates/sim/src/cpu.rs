@@ -265,7 +265,7 @@ impl Cpus {
         let v = &self.vcpus[vcpu];
         let view = self.cores[v.core].views.change(v.slot);
         for packet in packets {
-            (view.packets).count_request(now, packet.connection_on_host());
+            view.packets.count_request(now, packet.connection_on_host());
         }
     }
 

@@ -206,12 +206,13 @@ impl Core {
             let last = &mut self.last_counters[index as usize];
             let ran = used.saturating_sub(last.used);
             last.requests.observe(packets_of(&vm), ran);
-            if vm.runnable <= 0 {
+            let runnable = vm.runnable > 0;
+            if !runnable {
                 last.requests.rest();
             }
             self.seen[i] = Activity {
                 used: ran,
-                runnable: vm.runnable > 0,
+                runnable,
                 blocked: vm.blocks != last.blocks,
                 io: match self.plan.vms[i].sees_packets {
                     false => Io::Unknown,

@@ -58,15 +58,19 @@ impl Requests {
         }
     }
 
-    fn send(&self, world: &mut World) {
-        let packet = Packet {
+    /// The request of time `sent_at`, or its answer.
+    fn packet(&self, sent_at: Nanos) -> Packet {
+        Packet {
             owner: self.owner,
-            connection: crate::random::mixed(world.now) as u32,
-            tag: world.now,
+            connection: crate::random::mixed(sent_at) as u32,
+            tag: sent_at,
             bytes: PACKET_BYTES,
             stream: false,
-        };
-        world.send_in(self.vm, packet, self.delay);
+        }
+    }
+
+    fn send(&self, world: &mut World) {
+        world.send_in(self.vm, self.packet(world.now), self.delay);
     }
 
     fn plan_next(&self, world: &mut World, rate: f64) {
@@ -97,14 +101,7 @@ impl Workload for Requests {
     }
 
     fn on_work_done(&mut self, world: &mut World, sent_at: u64) {
-        let packet = Packet {
-            owner: self.owner,
-            connection: crate::random::mixed(sent_at) as u32,
-            tag: sent_at,
-            bytes: PACKET_BYTES,
-            stream: false,
-        };
-        world.send_out(self.vm, packet, self.delay);
+        world.send_out(self.vm, self.packet(sent_at), self.delay);
     }
 
     fn on_peer_packet(&mut self, world: &mut World, packet: Packet) {

@@ -178,25 +178,22 @@ impl Classes {
                 if now <= without && !is_due {
                     return None;
                 }
+                let compared = format!(
+                    "its {figure} is {}, and was {} without",
+                    rounded(now),
+                    rounded(without)
+                );
                 if now > without && !has_room(&o.vm.id) {
-                    let found = format!(
-                        "its {figure} is {}, and was {} without class ls",
-                        rounded(now),
-                        rounded(without)
-                    );
+                    let found = format!("{compared} class ls");
                     let line = format!(
                         "class batch (auto, was ls): {found}; its core had too many trials for another one"
                     );
-                    state.choose(false);
-                    state.without = None;
+                    (state.chosen, state.without) = (Class::Batch, None);
                     state.last_change = found;
                     self.memory.forget(&o.vm.id);
                     return ClassChange::logged(line);
                 }
-                let (now, was) = (rounded(now), rounded(without));
-                let line = format!(
-                    "tries class ls again (auto): its {figure} is {now}, and was {was} without"
-                );
+                let line = format!("tries class ls again (auto): {compared}");
                 ((figure, without), state.last_change.clone(), line)
             }
         };
