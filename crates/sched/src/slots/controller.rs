@@ -11,6 +11,7 @@
 //! then; it cannot exceed its budget before.
 
 mod adopt;
+mod min_sleep;
 mod pool;
 
 use std::io;
@@ -24,6 +25,7 @@ use viola_policy::slices::{
 };
 use viola_policy::turbo::{OtherCoreUsage, RegularCore, TurboCore};
 
+use self::min_sleep::MinSleep;
 use super::budget::Budget;
 use super::filler::Filler;
 use super::packets::packets_of;
@@ -46,8 +48,6 @@ const TURBO_SWITCH_COST: Nanos = 5_000;
 /// Checks without a wake-up after which the controller stops polling for VMs that sleep and outrank the running one: the
 /// accounting program notifies it when one wakes.
 const IDLE_POLLS_BEFORE_NOTIFY: u32 = 1;
-/// Shortest sleep, so that a decision that is over cannot make the thread spin, ns.
-const MIN_SLEEP: Nanos = 5_000;
 
 /// What a controller thread gets for its core.
 pub struct CoreFiles {
@@ -158,6 +158,7 @@ struct Core {
     lost: u32,
     /// Steps since one of the VMs woke.
     idle_polls: u32,
+    min_sleep: MinSleep,
 }
 
 impl Core {
@@ -190,6 +191,7 @@ impl Core {
             priorities_refreshed: 0,
             lost: 0,
             idle_polls: 0,
+            min_sleep: MinSleep::default(),
         }
     }
 
@@ -228,6 +230,8 @@ impl Core {
         }
         self.decided_at = now;
         let used = self.seen.iter().map(|seen| seen.used).sum();
+        let is_runnable = self.seen.iter().any(|seen| seen.runnable);
+        self.min_sleep.step(used > 0, is_runnable);
         let in_budget = self.budget.spend(now, used);
         self.exchange_pool_usage(shared, now);
         let scheduler: &mut dyn CoreScheduler = match self.plan.algorithm {
@@ -405,7 +409,10 @@ impl Core {
             true => HEARTBEAT_INTERVAL,
             false => IDLE_HEARTBEAT_INTERVAL,
         };
-        let span = self.until.saturating_sub(now).clamp(MIN_SLEEP, longest);
+        let span = self
+            .until
+            .saturating_sub(now)
+            .clamp(self.min_sleep.get(), longest);
         let timeout = libc::timespec {
             tv_sec: 0,
             tv_nsec: span as i64,

@@ -16,6 +16,7 @@
 //! Three processes share the work, so that a fault in one never takes a core away.
 
 mod budget;
+mod child;
 pub mod controller;
 mod filler;
 mod forks;

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::child;
 use super::controller::{CoreFiles, lock_memory, pin, run_core};
 use super::shared::{SharedMemory, now};
 use super::threads::set_fifo;
@@ -118,11 +119,11 @@ pub fn run_watchdog(args: &HelperArgs, controller: &mut Command) -> io::Result<W
     let mut child = controller.arg(json).stdin(Stdio::null()).spawn()?;
     drop(lifeline);
     shared.watchdog_beat.store(now(), Ordering::Release);
-    let end = watch(&shared, args, &mut child)?;
+    let end = watch(&shared, args, &child)?;
     shared.stop.store(1, Ordering::Release);
     if end != WatchdogExit::ControllerHung {
         let deadline = Instant::now() + CONTROLLER_TIMEOUT / 8;
-        while child.try_wait()?.is_none() && Instant::now() < deadline {
+        while !child::has_ended(&child)? && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -130,13 +131,14 @@ pub fn run_watchdog(args: &HelperArgs, controller: &mut Command) -> io::Result<W
     // Before waiting for it: a thread of it on the VMs' core may need the VMs out of its way to exit. And again afterwards, for
     // changes that it made in its last moment. An error of the first time that lasts comes again.
     let _ = restore_and_keep_file(&args.saved);
-    child.wait()?;
+    child::await_end(&child)?;
     restore_file(&args.saved).map_err(io::Error::other)?;
+    child::reap(&mut child)?;
     drop(held);
     Ok(end)
 }
 
-fn watch(shared: &SharedMemory, args: &HelperArgs, child: &mut Child) -> io::Result<WatchdogExit> {
+fn watch(shared: &SharedMemory, args: &HelperArgs, child: &Child) -> io::Result<WatchdogExit> {
     let started = Instant::now();
     loop {
         if is_closed(args.parent, POLL_INTERVAL)? {
@@ -153,7 +155,7 @@ fn watch(shared: &SharedMemory, args: &HelperArgs, child: &mut Child) -> io::Res
             .cores()
             .iter()
             .all(|c| c.ready.load(Ordering::Acquire) != 0);
-        if child.try_wait()?.is_some() {
+        if child::has_ended(child)? {
             return Ok(if ready {
                 WatchdogExit::ControllerDied
             } else {
