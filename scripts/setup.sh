@@ -24,6 +24,7 @@ for argument in "$@"; do
     case $argument in
         --test)
             packages+=(qemu-system-x86) # QEMU VMs
+            packages+=(nftables) # rules at taps and bridges
             packages+=(qemu-utils e2fsprogs xfsprogs btrfs-progs dmsetup) # images and file systems
             ;;
         --bench)

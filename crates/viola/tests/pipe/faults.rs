@@ -12,7 +12,7 @@ use crate::common::guests::{signal, within};
 use crate::rig::{CHANGE_TIMEOUT, MIB, Rig, WebSpec};
 
 /// A client that has received a part of a large response.
-fn half_way(rig: &Rig) -> (Client, Vec<u8>) {
+pub fn half_way(rig: &Rig) -> (Client, Vec<u8>) {
     let mut client = rig.client();
     client.ask("/f1", "");
     let mut some = vec![0; MIB];

@@ -7,6 +7,7 @@ mod client;
 #[path = "../common/mod.rs"]
 mod common;
 mod faults;
+mod filters;
 mod networks;
 mod pauses;
 mod processes;
