@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Connects to unix sockets of other processes.
+//! Connects to unix sockets of other processes, and finds out who is connected to whom.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 
 use crate::netns;
 use crate::proc;
-use crate::proc::unix_diag::{FileId, listeners};
+use crate::proc::unix_diag::{FileId, accepted, listeners};
 use crate::proc::unix_sockets::socket_inodes;
 use crate::thread::Tid;
 
@@ -74,13 +74,37 @@ fn peer(stream: &UnixStream) -> io::Result<Tid> {
 /// of this one, where a management program made it.
 fn is_listener(pid: Tid, node: &File) -> io::Result<bool> {
     let file = FileId::of(node)?;
-    let own: Vec<u32> = socket_inodes(pid)?.into_iter().map(|i| i as u32).collect();
-    let has = |found: Vec<(u32, FileId)>| found.iter().any(|(s, f)| *f == file && own.contains(s));
-    if has(listeners()?) {
+    let own = sockets(pid)?;
+    is_any(pid, listeners, |(s, f)| *f == file && own.contains(s))
+}
+
+/// Whether `client` has the other end of a connection to a file's socket that `server` has accepted.
+///
+/// # Errors
+/// The kernel's error.
+pub fn is_connected(client: Tid, server: Tid) -> io::Result<bool> {
+    let (clients, servers) = (sockets(client)?, sockets(server)?);
+    is_any(client, accepted, |(one, other)| {
+        servers.contains(one) && clients.contains(other)
+    })
+}
+
+/// The inode numbers of a process's sockets, as far as sock_diag(7) shows them.
+fn sockets(pid: Tid) -> io::Result<Vec<u32>> {
+    Ok(socket_inodes(pid)?.into_iter().map(|i| i as u32).collect())
+}
+
+/// Whether one of the sockets that `list` finds in this network namespace or in the process's is meant.
+fn is_any<T: Send>(
+    pid: Tid,
+    list: fn() -> io::Result<Vec<T>>,
+    is_it: impl Fn(&T) -> bool,
+) -> io::Result<bool> {
+    if list()?.iter().any(&is_it) {
         return Ok(true);
     }
     match proc::netns(pid).ok().flatten() {
-        Some(netns) => Ok(has(netns::within(pid, netns, listeners)?)),
+        Some(netns) => Ok(netns::within(pid, netns, list)?.iter().any(is_it)),
         None => Ok(false),
     }
 }
@@ -90,6 +114,29 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixListener;
     use std::process::Command;
+
+    #[test]
+    fn a_process_is_connected_while_it_has_an_end_of_an_accepted_connection() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let client = UnixStream::connect(&path).unwrap();
+        let mut other = Command::new("sleep").arg("600").spawn().unwrap();
+        rustix::io::fcntl_setfd(&client, rustix::io::FdFlags::empty()).unwrap();
+        let mut heir = Command::new("sleep").arg("600").spawn().unwrap();
+        drop(client);
+        let (heirs, own) = (heir.id(), std::process::id());
+        assert!(!is_connected(heirs, own).unwrap(), "nobody accepted it");
+        let accepted = listener.accept().unwrap();
+        assert!(is_connected(heirs, own).unwrap());
+        assert!(!is_connected(other.id(), own).unwrap());
+        drop(accepted);
+        assert!(!is_connected(heirs, own).unwrap());
+        for child in [&mut heir, &mut other] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
 
     #[test]
     fn only_the_process_that_listens_is_connected_to() {

@@ -415,6 +415,32 @@ fn a_killed_readers_worker_restarts_on_its_socket_and_the_datanode_continues() {
 }
 
 #[test]
+fn another_vm_at_a_readers_socket_finds_no_block() {
+    let mut rig = Rig::with_blocks("wk-gate");
+    rig.assert_same(1);
+    let socket = rig.shown().1.socket;
+    signal(rig.guest("rd").pid(), Signal::KILL);
+    let text = format!(
+        "[lab]\nname='wk-other'\n[[guest]]\nname='wk-other'\ncores=[1]\nkernel_args=['virtio_uml.device={socket}:26']\n"
+    );
+    let lab = up(&text, "wk-other", rig.folder.path());
+    let other = lab.guest("wk-other").unwrap();
+    let read = format!("mount -t virtiofs viola /mnt; cat /mnt/{POOL}/blk_1_1001 | wc -c");
+    let read = other.exec_for(&["sh", "-c", &read], "", CHANGE_TIMEOUT);
+    rig.daemon.wait("the warning", |d| {
+        d.log().contains("another process than the VM's is")
+    });
+    let read = read.unwrap();
+    let found = (read.status, read.stdout.trim(), &*read.stderr);
+    assert!(
+        matches!(found, (0, "0", error) if error.contains("No such file")),
+        "{found:?}"
+    );
+    assert!(rig.shown().1.refusals["not confirmed"] > 0);
+    lab.down().unwrap();
+}
+
+#[test]
 fn a_hanging_reader_does_not_delay_the_daemon() {
     let mut rig = Rig::with_blocks("wk-hang");
     rig.assert_same(1);

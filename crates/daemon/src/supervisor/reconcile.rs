@@ -208,7 +208,11 @@ impl Supervisor {
         {
             self.polled = Some(now);
             self.agents.values_mut().for_each(|a| a.poll(now));
-            self.readers.values_mut().for_each(|r| r.poll(now));
+            for reader in self.readers.values_mut() {
+                reader.poll(now);
+                let vm = self.vms.iter().find(|vm| named(vm).is(&reader.name));
+                reader.confirm_connection(now, vm);
+            }
             self.peers.poll(now);
             self.fail_hanging(now);
         }

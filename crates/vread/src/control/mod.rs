@@ -24,7 +24,7 @@ use viola_proto::pipe::status::PipeStats;
 
 /// Protocol version; raise it when an older program would misread an order or a report. The daemon replaces a worker
 /// of another version.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// The role of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -189,6 +189,12 @@ pub enum Order {
         /// Whether there is a control group.
         group: bool,
     },
+    /// Reader worker: the other end of the VMM's connection with this number is the VM's process: let it find blocks. Without
+    /// effect once another connection has begun.
+    Serve {
+        /// [`ReaderStat::connection`].
+        connection: u64,
+    },
     /// Reader worker: serve FUSE requests that the VM's agent forwards ([`viola_proto::fuse_stream`]). Descriptor: a
     /// connected unix stream socket. It replaces the previous one.
     Stream,
@@ -349,6 +355,10 @@ pub struct AgentStat {
 pub struct ReaderStat {
     /// Whether the VM is connected.
     pub connected: bool,
+    /// Number of the VMM's connection, if there is one.
+    pub connection: Option<u64>,
+    /// Whether [`Order::Serve`] came for this connection.
+    pub confirmed: bool,
     /// State of the byte stream, for a VM that uses one.
     pub stream: StreamState,
     /// DataNode VMs that the VM may read.

@@ -102,10 +102,12 @@ impl Device {
     pub(super) fn new(
         service: &Arc<Service>,
         uid: u32,
+        connection: Option<u64>,
         memory: GuestMemoryAtomic<GuestMemoryMmap>,
     ) -> io::Result<Self> {
+        let fs = BlockFs::for_connection(service.clone(), uid, connection);
         let inner = Arc::new(Inner {
-            server: Server::new(BlockFs::new(service.clone(), uid)),
+            server: Server::new(fs),
             service: service.clone(),
         });
         let serving = inner.clone();

@@ -23,7 +23,7 @@ impl BlockFs {
         if let Some(block) = kept.upgrade().filter(|block| block.holds()) {
             return Ok(block);
         }
-        let block = self.service.find(&file.key);
+        let block = self.find(&file.key);
         let block = block.filter(|block| block.len(file.meta) == file.size);
         let block = block.ok_or_else(|| error(libc::ESTALE))?;
         *kept = Arc::downgrade(&block);

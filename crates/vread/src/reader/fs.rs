@@ -18,6 +18,8 @@ use fuse_backend_rs::api::filesystem::{
 };
 use viola_proto::agent::BlockKey;
 
+use super::block::Block;
+use super::guest_buffers::{must_not_wait, would_wait};
 use super::nodes::{Kind, MAX_NODES, Node, Nodes, ROOT};
 use super::service::{Service, count};
 
@@ -40,6 +42,8 @@ pub struct BlockFs {
     /// ID of the user and the group that own all files.
     uid: u32,
     open: AtomicU64,
+    /// Number of the connection at the service's gate; `None`: it needs no confirmation.
+    connection: Option<u64>,
 }
 
 pub(super) fn error(code: i32) -> io::Error {
@@ -50,21 +54,45 @@ impl BlockFs {
     /// Creates an empty file system. `uid` is the ID of the user and the group in the VM who own
     /// all files; only that user may read them.
     pub fn new(service: Arc<Service>, uid: u32) -> Self {
-        Self::with(service, uid, Nodes::new())
+        Self::with(service, uid, Nodes::new(), None)
+    }
+
+    /// Creates an empty file system for the connection of a VMM with this number.
+    pub(super) fn for_connection(service: Arc<Service>, uid: u32, connection: Option<u64>) -> Self {
+        Self::with(service, uid, Nodes::new(), connection)
     }
 
     /// Creates an empty file system for a kernel that may know node numbers of another worker.
     pub(super) fn for_stream(service: Arc<Service>, uid: u32) -> Self {
-        Self::with(service, uid, Nodes::from_random())
+        Self::with(service, uid, Nodes::from_random(), None)
     }
 
-    fn with(service: Arc<Service>, uid: u32, nodes: Nodes) -> Self {
+    fn with(service: Arc<Service>, uid: u32, nodes: Nodes, connection: Option<u64>) -> Self {
         Self {
             service,
             nodes: Arc::new(nodes),
             uid,
             open: AtomicU64::new(0),
+            connection,
         }
+    }
+
+    /// Finds a block, if the connection is the VM's.
+    pub(super) fn find(&self, key: &BlockKey) -> Option<Arc<Block>> {
+        if let (Some(gate), Some(connection)) = (self.service.gate(), self.connection)
+            && !gate.is_confirmed(connection)
+        {
+            if must_not_wait() {
+                // This only marks the request: another thread serves it again.
+                let _ = would_wait();
+                return None;
+            }
+            if !gate.await_confirmation(connection) {
+                count(&self.service.counts.not_confirmed);
+                return None;
+            }
+        }
+        self.service.find(key)
     }
 
     #[cfg(any(test, feature = "fuzzing"))]
@@ -150,7 +178,7 @@ impl FileSystem for BlockFs {
             Kind::Root if BlockKey::is_pool(name) => self.nodes.pool(name),
             Kind::Pool(pool) => {
                 let (key, meta) = BlockKey::parse(pool, name).ok_or_else(absent)?;
-                let block = self.service.find(&key).ok_or_else(absent)?;
+                let block = self.find(&key).ok_or_else(absent)?;
                 self.nodes.file(&block, meta)
             }
             Kind::Root => return Err(absent()),

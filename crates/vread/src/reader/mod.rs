@@ -15,6 +15,7 @@ mod cache;
 mod device;
 mod file_read;
 mod fs;
+mod gate;
 mod guest_buffers;
 mod local_file;
 mod local_read;

@@ -12,6 +12,7 @@ use viola_proto::agent::BlockKey;
 
 use super::block::{Block, Datanode, LocalBlock, Location};
 use super::cache::Cache;
+use super::gate::Gate;
 use super::guest_buffers::{must_not_wait, will_be_retried, would_wait};
 use super::remote::PeerLink;
 use crate::control::{ReaderStat, StreamState};
@@ -33,6 +34,8 @@ pub(super) struct Counts {
     pub(super) unknown: AtomicU64,
     pub(super) malformed: AtomicU64,
     pub(super) not_allowed: AtomicU64,
+    /// Look-ups of a connection that the daemon has not confirmed.
+    pub(super) not_confirmed: AtomicU64,
     pub(super) bad_answers: AtomicU64,
     /// Blocks on a disk that the daemon has not handed over yet, or has taken away.
     no_disk: AtomicU64,
@@ -57,6 +60,8 @@ pub struct Service {
     free: AtomicU64,
     /// The link to the peer worker.
     remote: RwLock<Option<Arc<PeerLink>>>,
+    /// Which connections of a VMM find blocks; `None`: all.
+    gate: Option<Gate>,
     pub(super) counts: Counts,
 }
 
@@ -70,8 +75,22 @@ impl Service {
             cells,
             free: AtomicU64::new(free),
             remote: RwLock::default(),
+            gate: None,
             counts: Counts::default(),
         }
+    }
+
+    /// Creates a reader whose VMM finds no block before [`Order::Serve`](crate::control::Order::Serve).
+    pub(super) fn with_gate(cells: Cells) -> Self {
+        Self {
+            gate: Some(Gate::default()),
+            ..Self::new(cells)
+        }
+    }
+
+    /// The gate for connections of a VMM, if there is one.
+    pub(super) fn gate(&self) -> Option<&Gate> {
+        self.gate.as_ref()
     }
 
     /// Adds a DataNode VM, or replaces one with the same name.
@@ -277,12 +296,16 @@ impl Service {
             ("not known", &counts.unknown),
             ("malformed", &counts.malformed),
             ("not allowed", &counts.not_allowed),
+            ("not confirmed", &counts.not_confirmed),
             ("bad answer", &counts.bad_answers),
             ("disk not here", &counts.no_disk),
             ("too many files", &counts.too_many),
             ("i/o error", &counts.io_errors),
         ];
+        let (connection, confirmed) = self.gate().map(Gate::state).unwrap_or_default();
         ReaderStat {
+            connection,
+            confirmed,
             connected: get(&counts.connected) + get(&counts.streams) > 0,
             stream: match (get(&counts.streams), get(&counts.silent)) {
                 (0, 0) => StreamState::NoStream,

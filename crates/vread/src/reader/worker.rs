@@ -14,6 +14,7 @@ use vhost_user_backend::VhostUserDaemon;
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
 use super::device::Device;
+use super::gate::Gate;
 use super::service::{Service, count};
 use super::stream::StreamServer;
 use crate::control::{Inbox, Order, Report, Role};
@@ -42,7 +43,7 @@ pub struct Params {
 /// When a parameter is invalid, a thread cannot start, or `poll` fails.
 pub fn run(params: Params, mut inbox: Inbox) -> io::Result<()> {
     end_on_panic();
-    let service = Arc::new(Service::new(Cells::map(&params.hazards)?));
+    let service = Arc::new(Service::with_gate(Cells::map(&params.hazards)?));
     let socket = UnixListener::from(params.socket);
     let streams = StreamServer::new(service.clone(), params.uid);
     let serving = service.clone();
@@ -92,10 +93,12 @@ pub(crate) fn serve_connection(
     uid: u32,
 ) -> io::Result<Option<String>> {
     let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
-    let device = Arc::new(Device::new(service, uid, memory.clone())?);
+    let connection = service.gate().map(Gate::begin);
+    let device = Arc::new(Device::new(service, uid, connection, memory.clone())?);
     let exit_descriptors = device.exit_descriptors();
     let mut daemon = VhostUserDaemon::new("vm".into(), device, memory).map_err(other)?;
     daemon.start(listener).map_err(other)?;
+    service.gate().inspect(|gate| gate.accepted());
     count(&service.counts.connected);
     let ended = daemon.wait();
     drop(daemon);
@@ -119,6 +122,10 @@ fn execute(service: &Service, vm: &str, order: Order, fds: Vec<OwnedFd>) -> Repo
         Order::Hello { .. } => Report::hello(Role::Reader, vm),
         Order::Stat => Report::Reader(service.stat()),
         Order::Quit { .. } => Report::Done,
+        Order::Serve { connection } => {
+            service.gate().inspect(|gate| gate.confirm(connection));
+            Report::Done
+        }
         Order::Remote => {
             let set = two(&mut fds).and_then(|ends| {
                 let map = service.set_remote(Some(ends));

@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use viola_host::unix_connect::is_connected;
 use viola_host::{CpuSet, Vm};
 use viola_vread::control::{Order, ReaderStat, Role, WorkerSetup};
 
@@ -19,6 +20,9 @@ use crate::workers::user::Users;
 use viola_cli::error::chain;
 use viola_cli::log::{self, Level};
 use viola_config::{Transport, VmVread};
+
+/// How long another process than the VM's is connected to a reader's socket before the log says so.
+const STRANGER_DELAY: Duration = Duration::from_secs(5);
 
 /// State of one reader.
 #[derive(Debug)]
@@ -40,6 +44,9 @@ pub struct Reader {
     pub(in crate::vread) stream: Stream,
     /// Whether the counts of this worker were read.
     was_polled: bool,
+    /// Number of the connection to the socket whose other end is not the VM's process, and since when; without a time once the
+    /// log says so.
+    stranger: Option<(u64, Option<Instant>)>,
 }
 
 impl Reader {
@@ -64,6 +71,7 @@ impl Reader {
             transport,
             stream: Stream::default(),
             was_polled: false,
+            stranger: None,
         }
     }
 
@@ -90,6 +98,7 @@ impl Reader {
                 );
                 self.worker = Some(worker);
                 self.was_polled = false;
+                self.stranger = None;
                 self.retry.succeeded();
                 self.pairs.clear();
             }
@@ -193,6 +202,42 @@ impl Reader {
             }
             Some(Err(e)) => self.fail(now, &chain(&e)),
             None => {}
+        }
+    }
+
+    /// Lets the connection to its socket find blocks, if the other end is the VM's process. Call it after [`Reader::poll`], which
+    /// shows the connection: its number keeps the order from counting for a later one.
+    pub fn confirm_connection(&mut self, now: Instant, vm: Option<&Vm>) {
+        let (Some(worker), Some(connection), false) =
+            (&self.worker, self.stat.connection, self.stat.confirmed)
+        else {
+            return;
+        };
+        let is_other_end = |vm: &Vm| is_connected(vm.pid, worker.pid).unwrap_or(false);
+        if vm.is_some_and(is_other_end) {
+            match worker.order(&Order::Serve { connection }, &[]) {
+                Ok(()) => self.stat.confirmed = true,
+                Err(e) => self.fail(now, &chain(&e)),
+            }
+            return;
+        }
+        // The VM may just have been started, and the list of VMs be older.
+        let since = match self.stranger {
+            Some((of, since)) if of == connection => since,
+            _ => Some(now),
+        };
+        let is_certain = since.is_some_and(|since| now.duration_since(since) > STRANGER_DELAY);
+        self.stranger = Some((connection, since.filter(|_| !is_certain)));
+        if is_certain {
+            let socket = self.socket.display();
+            log::about(
+                Level::Warning,
+                &self.name,
+                format!(
+                    "vread: another process than the VM's is connected to {socket}: it finds no block, and the VM cannot connect \
+                     meanwhile"
+                ),
+            );
         }
     }
 
