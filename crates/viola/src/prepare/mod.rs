@@ -194,6 +194,7 @@ fn refused(vm: &str, e: &domain::DomainError) -> Failure {
 fn restart(vm: &str, is_running: bool, parts: &[Line]) -> Option<String> {
     let waits = is_running && parts.iter().any(|line| line.state == State::NextStart);
     waits.then(|| {
+        let vm = show::shell_word(vm);
         format!(
             "virsh shutdown {vm}; once it is off, virsh start {vm} (a reboot inside the VM is not enough)"
         )

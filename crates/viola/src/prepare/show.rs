@@ -87,12 +87,22 @@ pub fn by_hand(what: Use, vm: &str) -> Vec<String> {
             "in VM: install viola-agent, then viola-agent setup",
         ],
         Use::Turbo => &[
-            "on the host: viola set VM --class turbo --keep",
+            "on the host: viola set $VM --class turbo --keep",
             "in VM: install viola-agent, with [turbo] cpu = 0 in /etc/viola/agent.toml",
         ],
         Use::Lane => &["in VM: install viola-agent, with [lane] in /etc/viola/agent.toml"],
     };
-    texts.iter().map(|text| text.replace("VM", vm)).collect()
+    let named = |text: &&str| match text.contains("$VM") {
+        true => text.replace("$VM", &shell_word(vm)),
+        false => text.replace("VM", vm),
+    };
+    texts.iter().map(named).collect()
+}
+
+/// A VM's name as a word of a shell's command line.
+pub fn shell_word(vm: &str) -> String {
+    // Only a NUL byte cannot be quoted, which no argument has.
+    shlex::try_quote(vm).map_or_else(|_| vm.to_owned(), Into::into)
 }
 
 /// Prints the answer.

@@ -155,6 +155,24 @@ fn a_stopped_vm_has_everything_at_its_start() {
 }
 
 #[test]
+fn a_name_with_a_blank_is_one_word_of_a_command() {
+    let steps = show::by_hand(Use::Turbo, "my VM");
+    assert_eq!(
+        steps[0],
+        "on the host: viola set 'my VM' --class turbo --keep"
+    );
+    assert!(steps[1].starts_with("in my VM: "), "{steps:?}");
+    let line = Line::new(
+        Part::EventSocket,
+        &names("my VM"),
+        State::NextStart,
+        String::new(),
+    );
+    let step = restart("my VM", true, &[line]).unwrap();
+    assert!(step.starts_with("virsh shutdown 'my VM'; "), "{step}");
+}
+
+#[test]
 fn an_unknown_vm_and_a_missing_virsh_are_named() {
     let stand = Stand::new("7", "true");
     let refused = prepare_by(&stand.virsh(), &names("web9"), vec![Use::Vpipe], false).unwrap_err();
