@@ -5,18 +5,27 @@ use std::fmt;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
-
-/// How long the caller waits for an answer at once. Emulators that are well answer in a millisecond or two.
-const PROMPT_TIMEOUT: Duration = Duration::from_millis(50);
+use std::time::Instant;
 
 /// A question that was asked.
-pub(crate) struct Question<T>(Mutex<Receiver<T>>);
+pub(crate) struct Question<T>(Mutex<State<T>>);
+
+struct State<T> {
+    receiver: Receiver<T>,
+    /// What came while somebody waited.
+    reply: Option<Reply<T>>,
+}
 
 impl<T> fmt::Debug for Question<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Question")
     }
+}
+
+/// A question of any kind, for who waits for several.
+pub(crate) trait Awaited {
+    /// Waits for the answer. Returns whether [`Question::poll`] has something to return.
+    fn is_answered(&self, until: Instant) -> bool;
 }
 
 /// What has come so far.
@@ -40,49 +49,62 @@ impl<T: Send + 'static> Question<T> {
         std::thread::Builder::new()
             .name("emulator".into())
             .spawn(move || drop(answers.send(ask())))?;
-        Ok(Self(Mutex::new(receiver)))
-    }
-
-    /// Waits for the answer for a moment.
-    pub(crate) fn wait(&self) -> Reply<T> {
-        self.within(PROMPT_TIMEOUT)
+        Ok(Self(Mutex::new(State {
+            receiver,
+            reply: None,
+        })))
     }
 
     /// The answer if it has come.
     pub(crate) fn poll(&self) -> Reply<T> {
-        self.within(Duration::ZERO)
+        self.is_answered(Instant::now());
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.reply.take().unwrap_or(Reply::Open)
     }
+}
 
-    fn within(&self, time: Duration) -> Reply<T> {
-        let receiver = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match receiver.recv_timeout(time) {
-            Ok(answer) => Reply::Answer(answer),
-            Err(RecvTimeoutError::Timeout) => Reply::Open,
-            Err(RecvTimeoutError::Disconnected) => Reply::Lost,
+impl<T> Awaited for Question<T> {
+    fn is_answered(&self, until: Instant) -> bool {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.reply.is_none() {
+            let left = until.saturating_duration_since(Instant::now());
+            state.reply = match state.receiver.recv_timeout(left) {
+                Ok(answer) => Some(Reply::Answer(answer)),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => Some(Reply::Lost),
+            };
         }
+        state.reply.is_some()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Instant;
+    use std::time::Duration;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
 
     #[test]
     fn a_prompt_answer_is_there_at_once_and_a_late_one_later() {
         let prompt = Question::new(|| 7).unwrap();
-        assert_eq!(prompt.within(Duration::from_secs(10)), Reply::Answer(7));
+        assert!(prompt.is_answered(soon()) && prompt.is_answered(Instant::now()));
+        assert_eq!(prompt.poll(), Reply::Answer(7));
         let begun = Instant::now();
         let late = Question::new(|| {
             std::thread::sleep(Duration::from_millis(400));
             8
         })
         .unwrap();
-        assert_eq!((late.wait(), late.poll()), (Reply::Open, Reply::Open));
+        assert!(!late.is_answered(begun + Duration::from_millis(50)));
+        assert_eq!(late.poll(), Reply::Open);
         assert!(begun.elapsed() < Duration::from_millis(300));
-        assert_eq!(late.within(Duration::from_secs(10)), Reply::Answer(8));
+        assert!(late.is_answered(soon()));
+        assert_eq!(late.poll(), Reply::Answer(8));
         // The thread may still be about to end.
-        let again = late.within(Duration::from_secs(10));
-        assert_eq!(again, Reply::Lost, "it comes once");
+        assert!(late.is_answered(soon()));
+        assert_eq!(late.poll(), Reply::Lost, "it comes once");
     }
 }

@@ -184,6 +184,42 @@ fn a_qmp_socket_of_another_process_is_named_and_the_vm_is_still_found() {
 }
 
 #[test]
+fn who_looks_once_waits_for_late_emulators() {
+    let _alone = alone();
+    let qemus = ["late0", "late1"].map(|name| Qemu::start(name, "-name guest=%"));
+    let status = |inventory: &Inventory, qemu: &Qemu| {
+        let mut vms = inventory.vms().iter();
+        vms.find(|vm| vm.pid == qemu.pid())
+            .and_then(|vm| vm.status.clone())
+    };
+    let send = |signal| {
+        for qemu in &qemus {
+            let pid = rustix::process::Pid::from_raw(qemu.pid() as i32).unwrap();
+            rustix::process::kill_process(pid, signal).unwrap();
+        }
+    };
+    let mut inventory = Inventory::new().unwrap();
+    for qemu in &qemus {
+        until(&mut inventory, &qemu.name, |vms, _| vms[0].status.is_some());
+    }
+    send(rustix::process::Signal::STOP);
+    let mut inventory = Inventory::new().unwrap();
+    inventory.refresh().unwrap();
+    let first = qemus.each_ref().map(|qemu| status(&inventory, qemu));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(std::time::Duration::from_millis(150));
+            send(rustix::process::Signal::CONT);
+        });
+        inventory.refresh_fully().unwrap();
+    });
+    assert_eq!(first, [None, None]);
+    for qemu in &qemus {
+        assert_eq!(status(&inventory, qemu).as_deref(), Some("prelaunch"));
+    }
+}
+
+#[test]
 fn a_vcpu_that_is_plugged_in_later_is_found() {
     let _alone = alone();
     let qemu = Qemu::start(

@@ -32,6 +32,11 @@ use vm_process::{VmProcess, Vmm, identify};
 /// A process that looks like a VM may be confirmed within this time; a launcher registers it just after it starts.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long a refresh waits for the answers of emulators. Those that are well answer in a millisecond or two.
+const PROMPT_TIMEOUT: Duration = Duration::from_millis(50);
+/// How long [`Inventory::refresh_fully`] waits for late answers. A query ends by itself in less.
+const LATE_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// The VMs of this host.
 pub struct Inventory {
     mounts: Mounts,
@@ -106,10 +111,10 @@ impl Inventory {
     /// An inventory as of now.
     ///
     /// # Errors
-    /// As [`Inventory::refresh`].
+    /// As [`Inventory::refresh_fully`].
     pub fn scan() -> Result<Self, HostError> {
         let mut inventory = Self::new()?;
-        inventory.refresh()?;
+        inventory.refresh_fully()?;
         Ok(inventory)
     }
 
@@ -161,13 +166,31 @@ impl Inventory {
     /// Reads the whole host again.
     ///
     /// Takes some microseconds per process of the host and per thread of a VM. It queries a confirmed QEMU over QMP when the VM is
-    /// new, when its threads have changed, and every minute. It waits for each answer for 20 ms; one that comes later counts at
-    /// a later refresh.
+    /// new, when its threads have changed, and every minute. It waits for the answers of all of them for 50 ms; one that comes
+    /// later counts at a later refresh.
     ///
     /// # Errors
     /// [`HostError::Read`] when `/proc` cannot be listed. Failures of one VM become warnings.
     pub fn refresh(&mut self) -> Result<&[Vm], HostError> {
         self.refresh_at(Instant::now())
+    }
+
+    /// As [`Inventory::refresh`], for who looks only once: waits for late answers too, for all of them for 3 s.
+    ///
+    /// # Errors
+    /// As [`Inventory::refresh`].
+    pub fn refresh_fully(&mut self) -> Result<&[Vm], HostError> {
+        let until = Instant::now() + LATE_TIMEOUT;
+        loop {
+            self.refresh()?;
+            let mut processes = self.vm_processes.values();
+            let late = processes.find_map(|process| process.vmm.open_question());
+            let is_answered = late.is_some_and(|question| question.is_answered(until));
+            // The next refresh takes it, and others that have come meanwhile.
+            if !is_answered || Instant::now() > until {
+                return Ok(&self.vms);
+            }
+        }
     }
 
     fn refresh_at(&mut self, now: Instant) -> Result<&[Vm], HostError> {
@@ -210,11 +233,13 @@ impl Inventory {
         let mut pids: Vec<Tid> = self.vm_processes.keys().copied().collect();
         pids.sort_unstable();
         let mut evidence = Evidence::new(&self.sources, &self.mounts, self.domains.as_ref());
+        let mut asked = Vec::new();
         for pid in pids {
             let kernel = vhosts.remove(&pid).unwrap_or_default();
             let Some(process) = self.vm_processes.get_mut(&pid) else {
                 continue;
             };
+            let was_asked = process.vmm.open_question().is_some();
             let mut warnings = Vec::new();
             let mut lives = process.refresh(pid, &kernel, &self.mounts, &mut warnings);
             if lives && process.confirm(&mut evidence) {
@@ -222,14 +247,36 @@ impl Inventory {
                 warnings.clear();
                 lives = process.refresh(pid, &kernel, &self.mounts, &mut warnings);
             }
-            self.warnings.append(&mut warnings);
             if !lives {
                 self.vm_processes.remove(&pid);
+            } else if !was_asked && process.vmm.open_question().is_some() {
+                asked.push((pid, kernel, warnings));
+                continue;
             }
+            self.warnings.append(&mut warnings);
         }
+        self.take_prompt_answers(asked);
         self.build_list();
         self.warn_of_doubts(now);
         Ok(&self.vms)
+    }
+
+    /// Reads VMs again whose emulators answer at once: process, vhost threads, and the warnings so far.
+    fn take_prompt_answers(&mut self, asked: Vec<(Tid, Vec<Thread>, Vec<String>)>) {
+        let until = Instant::now() + PROMPT_TIMEOUT;
+        for (pid, kernel, mut warnings) in asked {
+            let Some(process) = self.vm_processes.get_mut(&pid) else {
+                continue;
+            };
+            let question = process.vmm.open_question();
+            if question.is_some_and(|question| question.is_answered(until)) {
+                warnings.clear();
+                if !process.refresh(pid, &kernel, &self.mounts, &mut warnings) {
+                    self.vm_processes.remove(&pid);
+                }
+            }
+            self.warnings.append(&mut warnings);
+        }
     }
 
     /// Records a process that is no VM.

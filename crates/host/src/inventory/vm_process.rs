@@ -15,6 +15,7 @@ use crate::paths::absolute;
 use crate::pidfd::ProcessFd;
 use crate::proc::{self, Stat};
 use crate::qemu::{self, Qemu, QemuArgs};
+use crate::question::Awaited;
 use crate::thread::{Thread, Tid};
 use crate::uml::{self, UmlArgs};
 use crate::vm::{Hypervisor, Vm, VmId, printable};
@@ -52,6 +53,15 @@ impl Vmm {
             Self::Uml(_) => Hypervisor::Uml,
             Self::Qemu(_) => Hypervisor::Qemu,
             Self::MicroVm(microvm) => microvm.hypervisor(),
+        }
+    }
+
+    /// What it was asked, while no refresh has taken the answer.
+    pub(super) fn open_question(&self) -> Option<&dyn Awaited> {
+        match self {
+            Self::Uml(_) => None,
+            Self::Qemu(qemu) => qemu.open_question(),
+            Self::MicroVm(microvm) => microvm.open_question(),
         }
     }
 }

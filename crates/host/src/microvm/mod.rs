@@ -13,7 +13,7 @@ use crate::error::HostError;
 use crate::netns::{ConfiguredNic, Interface};
 use crate::paths::{absolute, through_root};
 use crate::proc::{self, Stat, TapFd};
-use crate::question::{Question, Reply};
+use crate::question::{Awaited, Question, Reply};
 use crate::thread::{Thread, Tid};
 use crate::thread_cache::ThreadCache;
 use crate::vm::{Disk, Hypervisor, NicKind, ServiceKind, ServiceThread, Vcpu, printable};
@@ -185,7 +185,12 @@ impl MicroVm {
         })
     }
 
-    /// Queries the interface. Takes the answer if it comes at once.
+    /// The query whose answer has not been taken yet.
+    pub(crate) fn open_question(&self) -> Option<&dyn Awaited> {
+        self.asked.as_ref().map(|q| q as &dyn Awaited)
+    }
+
+    /// Queries the interface. A later [`MicroVm::update`] takes the answer.
     fn query(&mut self, pid: Tid, now: Instant) {
         self.queried_at = Some(now);
         let Some(socket) = self.socket.as_deref().map(|s| through_root(pid, s)) else {
@@ -197,9 +202,7 @@ impl MicroVm {
         else {
             return self.take(Reply::Lost);
         };
-        let reply = question.wait();
         self.asked = Some(question);
-        self.take(reply);
     }
 
     /// Takes what came of a query.

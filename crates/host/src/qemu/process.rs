@@ -12,7 +12,7 @@ use crate::netns::ConfiguredNic;
 use crate::paths::absolute;
 use crate::prepared::Purpose;
 use crate::proc;
-use crate::question::{Question, Reply};
+use crate::question::{Awaited, Question, Reply};
 use crate::thread::{Thread, Tid};
 use crate::thread_cache::ThreadCache;
 use crate::vm::{Disk, ServiceKind, ServiceThread, Vcpu};
@@ -211,7 +211,12 @@ impl Qemu {
         came || !named.into_iter().all(is_here)
     }
 
-    /// Queries QMP. Takes the answer if it comes at once.
+    /// The query whose answer has not been taken yet.
+    pub(crate) fn open_question(&self) -> Option<&dyn Awaited> {
+        self.asked.as_ref().map(|q| q as &dyn Awaited)
+    }
+
+    /// Queries QMP. A later [`Qemu::update`] takes the answer.
     fn query(&mut self, pid: Tid, threads: &[(Thread, String)]) -> Result<(), HostError> {
         self.queried_at = Some(Instant::now());
         let sockets: Vec<String> = self.free_sockets().cloned().collect();
@@ -221,9 +226,8 @@ impl Qemu {
         else {
             return self.take(Reply::Lost);
         };
-        let reply = question.wait();
         self.asked = Some(question);
-        self.take(reply)
+        Ok(())
     }
 
     /// Takes what came of a query.

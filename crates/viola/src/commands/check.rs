@@ -63,7 +63,7 @@ fn without_daemon(file: Option<&Path>) -> Outcome<Check> {
     let (sources, left_out) = launchers::sources(&config);
     inventory.set_sources(sources);
     warnings.extend(left_out);
-    inventory.refresh().map_err(failed)?;
+    inventory.refresh_fully().map_err(failed)?;
     warnings.extend(inventory.warnings().iter().cloned());
     // Only loading shows whether the kernel accepts the programs.
     let support = Support {

@@ -52,7 +52,7 @@ pub fn vms(args: &args::Vms) -> Outcome {
 fn measure() -> Outcome<VmList> {
     let mut inventory = Inventory::new().map_err(|e| Failure::run(e.one_line()))?;
     inventory
-        .refresh()
+        .refresh_fully()
         .map_err(|e| Failure::run(e.one_line()))?;
     let mut warnings = inventory.warnings().to_vec();
     if inventory.vms().is_empty() {
