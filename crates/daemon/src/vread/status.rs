@@ -18,6 +18,10 @@ impl Reader {
             name: self.name.clone(),
             running: self.worker.is_some(),
             why: match &self.worker {
+                Some(_) if stat.connection.is_some() && !stat.confirmed => {
+                    "who is connected to its socket is not known to be the VM, and finds no block"
+                        .into()
+                }
                 Some(_) if stat.connected => String::new(),
                 Some(_) => self.stream.why().to_owned(),
                 None => self.why.clone(),
