@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # same-build.sh: builds the program viola twice, from an empty folder each time, and compares the two byte by byte.
 #
-# Both builds run in the same place: the program names files of its libraries by their path. Takes some six minutes on two cores.
+# Both builds run in the same place: the program names files of its libraries by their path. Takes six to eleven minutes on two cores.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
