@@ -210,8 +210,7 @@ impl Supervisor {
             self.agents.values_mut().for_each(|a| a.poll(now));
             for reader in self.readers.values_mut() {
                 reader.poll(now);
-                let vm = self.vms.iter().find(|vm| named(vm).is(&reader.name));
-                reader.confirm_connection(now, vm);
+                reader.confirm_connection(now, vm_named(&self.vms, &reader.name));
             }
             self.peers.poll(now);
             self.fail_hanging(now);
@@ -391,9 +390,8 @@ impl Supervisor {
     /// Moves readers' workers to the cores of their VMs.
     fn move_readers(&mut self, config: &Config) {
         for reader in self.readers.values_mut() {
-            let is_it = |vm: &&Vm| named(vm).is(&reader.name);
             // Without its VM, a worker has nothing to do.
-            if let Some(vm) = self.vms.iter().find(is_it)
+            if let Some(vm) = vm_named(&self.vms, &reader.name)
                 && let Some(pid) = reader.worker.as_ref().map(|w| w.pid)
             {
                 reader.place(decide::worker_cores(vm, pid, &config.slices));
@@ -404,8 +402,7 @@ impl Supervisor {
     /// Connects the byte streams of readers without virtiofs.
     fn connect_streams(&mut self, now: Instant, config: &Config) {
         for reader in self.readers.values_mut() {
-            let is_it = |vm: &&Vm| named(vm).is(&reader.name);
-            let vm = self.vms.iter().find(is_it);
+            let vm = vm_named(&self.vms, &reader.name);
             let of_config = match vm {
                 Some(vm) => vm_config(config, vm),
                 None => config
@@ -416,6 +413,11 @@ impl Supervisor {
             reader.connect_stream(now, &of_config, vm);
         }
     }
+}
+
+/// The VM that the configuration names so.
+fn vm_named<'a>(vms: &'a [Vm], name: &str) -> Option<&'a Vm> {
+    vms.iter().find(|vm| named(vm).is(name))
 }
 
 impl Steps for Supervisor {

@@ -44,13 +44,8 @@ fn wait(child: &Child, options: WaitIdOptions) -> io::Result<bool> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| io::Error::from_raw_os_error(libc::ECHILD))?;
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | options;
-    loop {
-        match waitid(WaitId::Pid(pid), options) {
-            Ok(status) => return Ok(status.is_some()),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    }
+    let status = rustix::io::retry_on_intr(|| waitid(WaitId::Pid(pid), options))?;
+    Ok(status.is_some())
 }
 
 #[cfg(test)]
