@@ -77,8 +77,11 @@ fn a_reader_moves_without_its_device_and_reads_on_with_a_new_one() {
         "{late}"
     );
     bed.rd.sh("umount -l /mnt").unwrap();
-    let there = VmSpec::new("qm-rd-rd2").incoming();
-    let there = QemuVm::start(&there, &bed.image, bed.folder.path()).unwrap();
+    // The VM keeps its name. Another name would have no mount here.
+    let folder = bed.folder.path().join("target");
+    std::fs::create_dir(&folder).unwrap();
+    let there = VmSpec::new("qm-rd-rd").incoming();
+    let there = QemuVm::start(&there, &bed.image, &folder).unwrap();
     let pause = migrate(&bed.rd, &there, bed.folder.path(), true);
     println!("paused for {pause} ms");
     bed.rd.kill();
