@@ -202,7 +202,6 @@ impl Bench {
 
     /// Runs something in the lab's network namespace, where the guest's daemon would be.
     fn with<T: Send>(&self, work: impl FnOnce(&mut Transfer<'_>, &mut Journal) -> T + Send) -> T {
-        viola_lanes::answers::read_in_this_process();
         let (mut journal, _) = Journal::read(&self.folder.path().join("lanes.json"));
         let (how, mut guest) = (How::Uml(self.how.clone()), self.how.clone());
         let vf = &self.vf;

@@ -2,11 +2,20 @@
 //! Fuzz targets: what a hypervisor that a VM has taken over can send, and what other programs of the host say of VMs.
 //! `scripts/fuzz.sh` runs them, and tests replay the corpora.
 
+use std::fmt::Debug;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
 use crate::confirm::{libvirt as pid_file, registrations};
 use crate::libvirt::Message;
+use crate::microvm::{Answer, Page};
+use crate::monitor::decode;
+use crate::qemu::devices::VirtioNic;
+use crate::qemu::disk_watch::BackingChain;
+use crate::qemu::state::QemuState;
 use crate::qemu::{QemuArgs, fuzzing};
 use crate::uml::{UmlArgs, console};
-use crate::vm::Hypervisor;
 
 /// Runs one input; panics when a property does not hold.
 ///
@@ -30,13 +39,13 @@ pub fn hypervisor(input: &[u8]) {
 ///
 /// The first byte chooses the target: 0 a line of libvirt's helper; 1 datagrams of a UML guest's console, each after two bytes
 /// of length, little endian; 2 a registration; 3 a pid file; 4 the path of a control group, a zero byte and the name of a VM;
-/// 5 and 6 answers of Firecracker and Cloud Hypervisor, separated by zero bytes.
+/// 5 and 6 answers of Firecracker and Cloud Hypervisor, separated by zero bytes; 7 an answer of a monitor's process.
 pub fn host_answers(input: &[u8]) {
     let Some((target, rest)) = input.split_first() else {
         return;
     };
     let text = String::from_utf8_lossy(rest);
-    match target % 7 {
+    match target % 8 {
         0 => {
             if let Ok(message) = serde_json::from_str::<Message>(&text) {
                 let line = serde_json::to_string(&message).expect("JSON");
@@ -58,8 +67,9 @@ pub fn host_answers(input: &[u8]) {
             }
         }
         4 => machine(&text),
-        5 => microvm(Hypervisor::Firecracker, rest),
-        _ => microvm(Hypervisor::CloudHypervisor, rest),
+        5 => microvm(&[Page::FirecrackerInstance, Page::FirecrackerConfig], rest),
+        6 => microvm(&[Page::CloudHypervisorInfo], rest),
+        _ => monitor(rest),
     }
 }
 
@@ -91,11 +101,36 @@ fn machine(text: &str) {
     }
 }
 
-fn microvm(hypervisor: Hypervisor, output: &[u8]) {
-    let answers = output.split(|b| *b == 0);
-    for text in crate::microvm::texts_of(hypervisor, answers).unwrap_or_default() {
+fn microvm(pages: &[Page], output: &[u8]) {
+    for (page, answer) in pages.iter().zip(output.split(|b| *b == 0)) {
+        for text in crate::microvm::texts_of(*page, answer).unwrap_or_default() {
+            assert!(!text.contains(char::is_control), "{text:?}");
+        }
+    }
+}
+
+/// What a process that reads an emulator's answers may say once it is the emulator's.
+fn monitor(line: &[u8]) {
+    let Ok(answer) = serde_json::from_slice::<Value>(line) else {
+        return;
+    };
+    let shown = [
+        shown::<QemuState>(&answer),
+        shown::<Vec<BackingChain>>(&answer),
+        shown::<Vec<VirtioNic>>(&answer),
+        shown::<Answer>(&answer),
+        shown::<()>(&answer),
+    ];
+    for text in shown.into_iter().flatten() {
         assert!(!text.contains(char::is_control), "{text:?}");
     }
+}
+
+fn shown<T: DeserializeOwned + Debug>(answer: &Value) -> Option<String> {
+    Some(match decode::<T>(answer.clone()) {
+        Ok(Ok(answer)) => format!("{answer:?}"),
+        Ok(Err(e)) | Err(e) => e.to_string(),
+    })
 }
 
 fn arguments(bytes: &[u8]) {

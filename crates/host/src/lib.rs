@@ -9,6 +9,7 @@
 //! | [`qemu`], [`uml`], `microvm` | what each hypervisor shows of its VMs |
 //! | [`libvirt`] | streams the events of libvirt's domains |
 //! | [`sockets`], [`disk_files`] | open a VM's agent, monitors and images |
+//! | [`monitor`], [`answer_process`] | the connections to emulators, whose answers processes without privilege read |
 //! | [`attrs`] | changes the scheduling of one thread and restores it |
 //! | [`cgroup`] | weight and quota of a VM's control group |
 //! | [`counters`] | what a VM sent, received, read and wrote |
@@ -19,6 +20,7 @@
 //! Everything is read from procfs, sysfs, cgroupfs, the monitors of the hypervisors and libvirt. A process may end while
 //! it is read. That is no error: functions return `None` or leave it out.
 
+pub mod answer_process;
 pub mod attrs;
 pub mod cgroup;
 pub mod confirm;
@@ -35,6 +37,7 @@ pub mod inventory;
 mod kernel;
 pub mod libvirt;
 mod microvm;
+pub mod monitor;
 mod netns;
 mod paths;
 mod pidfd;

@@ -2,16 +2,16 @@
 //! Reads what guests answer, in a process without privilege.
 //!
 //! The daemon is root. It opens the way to a guest and sends a request, but what comes back is a guest's to choose. So it
-//! starts `viola worker agent-answer` or `console-answer` with this way as standard input. That process enters a worker's
-//! sandbox, reads the answer ([`read`]), and writes a short text on its standard output. It lives for one answer.
+//! starts an [`AnswerProcess`] with this way as standard input: `viola worker agent-answer` or `console-answer`. That process
+//! reads the answer ([`read`]), and writes a short text on its standard output. It lives for one answer.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use viola_host::answer_process::{self, AnswerProcess};
 use viola_host::uml::console::{self, ConsoleError};
 
 use crate::agent;
@@ -143,47 +143,22 @@ pub(crate) fn of_console(way: OwnedFd, timeout: Duration) -> Result<String, Cons
     }
 }
 
-/// A process that is killed on drop.
-struct Reader(Child);
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        // it has ended by itself as a rule
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-#[cfg(feature = "testing")]
-static IS_READ_HERE: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
-
-/// Lets this process read answers itself: a test's program is not viola.
-#[cfg(feature = "testing")]
-pub fn read_in_this_process() {
-    IS_READ_HERE.store(true, std::sync::atomic::Ordering::Relaxed);
-}
-
 /// Has an answer read by a process of this program.
 fn ask(question: Question, way: OwnedFd, timeout: Duration) -> io::Result<Answer> {
-    #[cfg(feature = "testing")]
-    if IS_READ_HERE.load(std::sync::atomic::Ordering::Relaxed) {
+    if !answer_process::are_used() {
         return Ok(read(question, way, timeout));
     }
-    let mut command = Command::new("/proc/self/exe");
-    command.arg("worker");
-    match question {
-        Question::Agent(number) => command.args(["agent-answer", &number.to_string()]),
-        Question::Console => command.arg("console-answer"),
+    let milliseconds = timeout.as_millis().to_string();
+    let (mut answers, to) = io::pipe()?;
+    let number;
+    let words: &[&str] = match question {
+        Question::Agent(request) => {
+            number = request.to_string();
+            &["agent-answer", &number, &milliseconds]
+        }
+        Question::Console => &["console-answer", &milliseconds],
     };
-    let child = command
-        .arg(timeout.as_millis().to_string())
-        .current_dir("/")
-        .env_clear()
-        .stdin(Stdio::from(way))
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let mut reader = Reader(child);
-    let mut answers = reader.0.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
+    let _process = AnswerProcess::start(words, way, to.into())?;
     let end = Instant::now() + timeout + PROCESS_TIMEOUT;
     let mut bytes = Vec::new();
     let mut piece = [0; 1 + MAX_TEXT_BYTES];

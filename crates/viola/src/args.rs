@@ -251,7 +251,7 @@ pub struct VreadArgs {
     pub socket: Socket,
 }
 
-/// Workers of vread, vpipe and lanes. Each gets its descriptors on its standard input.
+/// Workers of the daemon. Each gets its descriptors on its standard input.
 #[derive(Debug, Subcommand)]
 pub enum Worker {
     /// Talks to the agent in a VM.
@@ -281,13 +281,15 @@ pub enum Worker {
         /// Time limit for each part, milliseconds.
         timeout: u64,
     },
+    /// Runs requests on a connection to an emulator. Standard output is a socket of the daemon.
+    Monitor,
 }
 
 impl Worker {
     /// Runs the worker until it is no longer needed.
     ///
     /// # Errors
-    /// As [`entry::run`] and [`answer::run`].
+    /// As [`entry::run`], [`answer::run`] and [`answer::run_monitor`].
     pub fn run(&self) -> Outcome {
         match *self {
             Self::Agent { .. } => entry::run(Kind::Agent),
@@ -299,6 +301,7 @@ impl Worker {
             Self::ConsoleAnswer { timeout } => {
                 answer::run(Question::Console, Duration::from_millis(timeout))
             }
+            Self::Monitor => answer::run_monitor(),
         }
     }
 }

@@ -27,6 +27,7 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(refusal) => return refusal.report(PROGRAM),
     };
+    viola_host::answer_process::use_processes();
     let done = match &args.command {
         Command::Run(args) => viola_daemon::run(&args.config, args.dry_run),
         Command::Check(args) => commands::check(args),

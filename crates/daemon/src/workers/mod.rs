@@ -3,7 +3,7 @@
 //!
 //! | file | does |
 //! |---|---|
-//! | `answer` | a process for one answer of a guest about a VF |
+//! | `answer` | a process for one answer of a guest about a VF, or for a session with an emulator |
 //! | `check` | what `viola check` says of them |
 //! | `entry` | what runs in a worker process (`viola worker`) |
 //! | `process` | one worker as the daemon sees it: starts, adopts, orders and ends it |

@@ -3,15 +3,18 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::monitor;
 use crate::thread::Tid;
 use crate::vm::{Disk, Hypervisor, printable};
 
-/// Time for all requests to one VM together.
+/// Time for one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_millis(500);
 /// Most bytes of one answer.
 const MAX_ANSWER_BYTES: usize = 1 << 20;
@@ -19,32 +22,65 @@ const MAX_ANSWER_BYTES: usize = 1 << 20;
 const MAX_DEVICES: usize = 256;
 
 /// What a VM reports of itself.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Answer {
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Answer {
     /// `running`, `paused`..., in small letters.
-    pub(super) state: String,
-    pub(super) disks: Vec<Disk>,
+    pub(crate) state: String,
+    pub(crate) disks: Vec<Disk>,
     /// MAC addresses by tap.
-    pub(super) macs: BTreeMap<String, String>,
+    pub(crate) macs: BTreeMap<String, String>,
+}
+
+/// A page of an HTTP interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Page {
+    /// Firecracker's state.
+    FirecrackerInstance,
+    /// Firecracker's devices.
+    FirecrackerConfig,
+    /// Cloud Hypervisor's state and devices.
+    CloudHypervisorInfo,
+}
+
+impl Page {
+    fn path(self) -> &'static str {
+        match self {
+            Self::FirecrackerInstance => "/",
+            Self::FirecrackerConfig => "/vm/config",
+            Self::CloudHypervisorInfo => "/api/v1/vm.info",
+        }
+    }
+
+    fn answer(self, body: &Value) -> Answer {
+        match self {
+            Self::FirecrackerInstance => instance(body),
+            Self::FirecrackerConfig => firecracker(body),
+            Self::CloudHypervisorInfo => cloud_hypervisor(body),
+        }
+    }
 }
 
 /// Queries a VM for its state and devices. `at` is its socket, and the process that has to listen there.
 ///
 /// # Errors
-/// The kernel's error; [`io::ErrorKind::InvalidData`] for a malformed answer.
-pub(super) fn query(hypervisor: Hypervisor, at: (&Path, Tid)) -> io::Result<Answer> {
-    let deadline = Instant::now() + REQUEST_TIMEOUT;
+/// The kernel's error, or that of a malformed answer.
+pub(super) fn query(hypervisor: Hypervisor, (socket, owner): (&Path, Tid)) -> io::Result<Answer> {
+    let page = |page| monitor::page(socket, owner, page, REQUEST_TIMEOUT);
     if hypervisor == Hypervisor::Firecracker {
-        let about = get(at, "/", deadline)?;
-        let config = get(at, "/vm/config", deadline)?;
-        return Ok(firecracker(&about, &config));
+        let state = page(Page::FirecrackerInstance)?.state;
+        let devices = page(Page::FirecrackerConfig)?;
+        return Ok(Answer { state, ..devices });
     }
-    let info = get(at, "/api/v1/vm.info", deadline)?;
-    Ok(cloud_hypervisor(&info))
+    page(Page::CloudHypervisorInfo)
 }
 
-fn get((socket, owner): (&Path, Tid), path: &str, deadline: Instant) -> io::Result<Value> {
-    let mut stream = crate::unix_connect::connect(socket, Some(owner))?;
+/// Gets a page on a connection to a VM's interface.
+///
+/// # Errors
+/// The kernel's error; [`io::ErrorKind::InvalidData`] for a malformed answer.
+pub(crate) fn get(stream: &mut UnixStream, page: Page) -> io::Result<Answer> {
+    let deadline = Instant::now() + REQUEST_TIMEOUT;
+    let path = page.path();
     let request =
         format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n\r\n");
     stream.set_write_timeout(Some(time_left(deadline)?))?;
@@ -53,7 +89,7 @@ fn get((socket, owner): (&Path, Tid), path: &str, deadline: Instant) -> io::Resu
         stream.set_read_timeout(Some(time_left(deadline)?))?;
         stream.read(more)
     })?;
-    serde_json::from_slice(&body).map_err(io::Error::other)
+    Ok(page.answer(&serde_json::from_slice(&body)?))
 }
 
 fn time_left(deadline: Instant) -> io::Result<Duration> {
@@ -119,7 +155,18 @@ fn list<'a>(value: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
     list.into_iter().flatten().take(MAX_DEVICES)
 }
 
-fn firecracker(about: &Value, config: &Value) -> Answer {
+fn state(value: &Value) -> String {
+    text(value, "state").unwrap_or_default().to_lowercase()
+}
+
+fn instance(instance: &Value) -> Answer {
+    Answer {
+        state: state(instance),
+        ..Answer::default()
+    }
+}
+
+fn firecracker(config: &Value) -> Answer {
     let disk = |drive: &Value| {
         Some(Disk {
             path: PathBuf::from(text(drive, "path_on_host")?),
@@ -130,7 +177,7 @@ fn firecracker(about: &Value, config: &Value) -> Answer {
     };
     let mac = |nic: &Value| Some((text(nic, "host_dev_name")?, text(nic, "guest_mac")?));
     Answer {
-        state: text(about, "state").unwrap_or_default().to_lowercase(),
+        state: String::new(),
         disks: list(config, "drives").filter_map(disk).collect(),
         macs: list(config, "network-interfaces").filter_map(mac).collect(),
     }
@@ -150,25 +197,15 @@ fn cloud_hypervisor(info: &Value) -> Answer {
     };
     let mac = |nic: &Value| Some((text(nic, "tap")?, text(nic, "mac")?));
     Answer {
-        state: text(info, "state").unwrap_or_default().to_lowercase(),
+        state: state(info),
         disks: list(config, "disks").filter_map(disk).collect(),
         macs: list(config, "net").filter_map(mac).collect(),
     }
 }
 
-/// What answers, to all requests in turn, say of a VM.
+/// What the answer to a request for this page says of a VM.
 #[cfg(any(test, feature = "fuzzing"))]
-pub(super) fn answer_of<'a>(
-    hypervisor: Hypervisor,
-    mut answers: impl Iterator<Item = &'a [u8]>,
-) -> io::Result<Answer> {
-    let mut next = || -> io::Result<Value> {
-        let mut output = answers.next().unwrap_or_default();
-        let body = read(|more| output.read(more))?;
-        serde_json::from_slice(&body).map_err(io::Error::other)
-    };
-    Ok(match hypervisor {
-        Hypervisor::Firecracker => firecracker(&next()?, &next()?),
-        _ => cloud_hypervisor(&next()?),
-    })
+pub(crate) fn answer_of(page: Page, mut output: &[u8]) -> io::Result<Answer> {
+    let body = read(|more| output.read(more))?;
+    Ok(page.answer(&serde_json::from_slice(&body)?))
 }

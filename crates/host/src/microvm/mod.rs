@@ -18,10 +18,10 @@ use crate::thread::{Thread, Tid};
 use crate::thread_cache::ThreadCache;
 use crate::vm::{Disk, Hypervisor, NicKind, ServiceKind, ServiceThread, Vcpu, printable};
 use crate::vm_threads::VmThreads;
-use api::Answer;
+pub(crate) use api::{Answer, Page, get};
 
 /// Interval between queries after an answer; also the longest interval while no answer comes.
-const MAX_QUERY_INTERVAL: Duration = Duration::from_secs(60);
+const MAX_QUERY_INTERVAL: Duration = Duration::from_secs(120);
 /// First interval after a query without answer; it doubles each time.
 const MIN_QUERY_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -274,13 +274,10 @@ fn kind_of(pid: Tid, thread: &Thread, name: &str) -> ServiceKind {
     }
 }
 
-/// The texts that the answers of an HTTP interface give, for the fuzz target.
+/// The texts that an answer of an HTTP interface gives, for the fuzz target.
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) fn texts_of<'a>(
-    hypervisor: Hypervisor,
-    answers: impl Iterator<Item = &'a [u8]>,
-) -> std::io::Result<Vec<String>> {
-    let answer = api::answer_of(hypervisor, answers)?;
+pub(crate) fn texts_of(page: Page, output: &[u8]) -> std::io::Result<Vec<String>> {
+    let answer = api::answer_of(page, output)?;
     let mut texts = vec![answer.state];
     texts.extend(answer.disks.into_iter().map(|disk| disk.device));
     texts.extend(answer.macs.into_iter().flat_map(|(tap, mac)| [tap, mac]));

@@ -4,10 +4,13 @@
 use std::path::Path;
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::message::list;
 use super::qmp::{Connection, QmpFailure};
+use crate::monitor::{Request, Session};
 use crate::thread::Tid;
 use crate::vm::printable;
 
@@ -15,12 +18,14 @@ use crate::vm::printable;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for plugging a device: VFIO pins the whole memory of the guest before QEMU answers.
 const PLUG_TIMEOUT: Duration = Duration::from_secs(60);
+/// Timeout for all questions about the virtio NICs.
+const SERIES_TIMEOUT: Duration = Duration::from_secs(30);
 /// PCI class of a PCI bridge.
 const PCI_BRIDGE_CLASS: u64 = 0x0604;
 
 /// A connection to one VM's monitor.
 pub struct Devices {
-    connection: Connection,
+    session: Session,
 }
 
 impl std::fmt::Debug for Devices {
@@ -30,7 +35,7 @@ impl std::fmt::Debug for Devices {
 }
 
 /// A virtio NIC.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VirtioNic {
     /// Device id.
     pub id: String,
@@ -47,14 +52,12 @@ impl Devices {
     /// # Errors
     /// [`QmpFailure`].
     pub fn connect(reach: &Path, owner: Option<Tid>) -> Result<Self, QmpFailure> {
-        let connection = Connection::open_with_timeout(reach, owner, ANSWER_TIMEOUT)?;
-        Ok(Self { connection })
+        let session = Session::open(reach, owner, ANSWER_TIMEOUT)?;
+        Ok(Self { session })
     }
 
-    fn ask(&mut self, command: &'static str, arguments: Value) -> Result<Value, QmpFailure> {
-        self.connection.restart_deadline();
-        self.connection
-            .command_with(command, Some(arguments), ANSWER_TIMEOUT)
+    fn ask<T: DeserializeOwned>(&mut self, request: &Request) -> Result<T, QmpFailure> {
+        self.session.ask(request, ANSWER_TIMEOUT)
     }
 
     /// Devices with an id, and their types (`child<virtio-net-pci>`).
@@ -62,12 +65,7 @@ impl Devices {
     /// # Errors
     /// [`QmpFailure`].
     pub fn named(&mut self) -> Result<Vec<(String, String)>, QmpFailure> {
-        let found = self.ask("qom-list", json!({"path": "/machine/peripheral"}))?;
-        let word = |item: &Value, key: &str| item[key].as_str().map(printable);
-        Ok(list("qom-list", &found)?
-            .iter()
-            .filter_map(|item| Some((word(item, "name")?, word(item, "type")?)))
-            .collect())
+        self.ask(&Request::Named)
     }
 
     /// Whether a device of this id exists.
@@ -78,33 +76,12 @@ impl Devices {
         Ok(self.named()?.iter().any(|(name, _)| name == id))
     }
 
-    fn property(&mut self, id: &str, name: &str) -> Result<Value, QmpFailure> {
-        let path = format!("/machine/peripheral/{id}");
-        self.ask("qom-get", json!({"path": path, "property": name}))
-    }
-
     /// All virtio NICs with an id.
     ///
     /// # Errors
     /// [`QmpFailure`].
     pub fn virtio_nics(&mut self) -> Result<Vec<VirtioNic>, QmpFailure> {
-        let named = self.named()?;
-        let mut nics = Vec::new();
-        for (id, kind) in named {
-            if !kind.starts_with("child<virtio-net") {
-                continue;
-            }
-            let Some(mac) = self.property(&id, "mac")?.as_str().map(printable) else {
-                continue;
-            };
-            // Old versions of QEMU lack the property.
-            let failover = match self.property(&id, "failover") {
-                Err(QmpFailure::Refused { .. }) => false,
-                answer => answer?.as_bool().unwrap_or(false),
-            };
-            nics.push(VirtioNic { id, mac, failover });
-        }
-        Ok(nics)
+        self.session.ask(&Request::VirtioNics, SERIES_TIMEOUT)
     }
 
     /// Whether the guest has negotiated the standby feature of a NIC with `failover=on`. Until then QEMU accepts a VF but
@@ -113,9 +90,7 @@ impl Devices {
     /// # Errors
     /// [`QmpFailure`]; QEMU before 7.2 lacks the query.
     pub fn has_standby(&mut self, id: &str) -> Result<bool, QmpFailure> {
-        let path = format!("/machine/peripheral/{id}/virtio-backend");
-        let status = self.ask("x-query-virtio-status", json!({"path": path}))?;
-        Ok(status["guest-features"].to_string().contains("STANDBY"))
+        self.ask(&Request::HasStandby(id.to_owned()))
     }
 
     /// The id of a PCIe root port without a device.
@@ -123,15 +98,7 @@ impl Devices {
     /// # Errors
     /// [`QmpFailure`].
     pub fn free_port(&mut self) -> Result<Option<String>, QmpFailure> {
-        self.connection.restart_deadline();
-        let buses = self.connection.command("query-pci")?;
-        let devices = list("query-pci", &buses)?
-            .iter()
-            .filter_map(|bus| bus["devices"].as_array())
-            .flatten();
-        let mut ports: Vec<String> = devices.filter_map(free_port).collect();
-        ports.sort();
-        Ok(ports.into_iter().next())
+        self.ask(&Request::FreePort)
     }
 
     /// The guest's memory, bytes.
@@ -139,10 +106,7 @@ impl Devices {
     /// # Errors
     /// [`QmpFailure`].
     pub fn memory(&mut self) -> Result<u64, QmpFailure> {
-        self.connection.restart_deadline();
-        let size = self.connection.command("query-memory-size-summary")?;
-        let bytes = |key: &str| size[key].as_u64().unwrap_or(0);
-        Ok(bytes("base-memory").saturating_add(bytes("plugged-memory")))
+        self.ask(&Request::Memory)
     }
 
     /// Plugs a device; `arguments` as for `-device`.
@@ -150,11 +114,7 @@ impl Devices {
     /// # Errors
     /// [`QmpFailure`].
     pub fn plug(&mut self, arguments: Value) -> Result<(), QmpFailure> {
-        let connection = &mut self.connection;
-        connection.restart_deadline();
-        connection
-            .command_with("device_add", Some(arguments), PLUG_TIMEOUT)
-            .map(drop)
+        self.session.ask(&Request::Plug(arguments), PLUG_TIMEOUT)
     }
 
     /// Asks the guest to release a device; may be repeated. The device is gone when [`Devices::has`] returns `false`.
@@ -162,19 +122,108 @@ impl Devices {
     /// # Errors
     /// [`QmpFailure`].
     pub fn unplug(&mut self, id: &str) -> Result<(), QmpFailure> {
-        match self.ask("device_del", json!({"id": id})) {
-            Err(QmpFailure::Refused { reason, .. })
-                if reason.contains("in the process of unplug") =>
-            {
-                Ok(())
-            }
-            done => done.map(drop),
+        self.ask(&Request::Unplug(id.to_owned()))
+    }
+}
+
+fn ask(
+    connection: &mut Connection,
+    command: &'static str,
+    arguments: Value,
+) -> Result<Value, QmpFailure> {
+    connection.restart_deadline();
+    connection.command_with(command, Some(arguments), ANSWER_TIMEOUT)
+}
+
+/// [`Devices::named`] on a connection.
+pub(crate) fn named(connection: &mut Connection) -> Result<Vec<(String, String)>, QmpFailure> {
+    let found = ask(
+        connection,
+        "qom-list",
+        json!({"path": "/machine/peripheral"}),
+    )?;
+    let word = |item: &Value, key: &str| item[key].as_str().map(printable);
+    Ok(list("qom-list", &found)?
+        .iter()
+        .filter_map(|item| Some((word(item, "name")?, word(item, "type")?)))
+        .collect())
+}
+
+fn property(connection: &mut Connection, id: &str, name: &str) -> Result<Value, QmpFailure> {
+    let path = format!("/machine/peripheral/{id}");
+    ask(
+        connection,
+        "qom-get",
+        json!({"path": path, "property": name}),
+    )
+}
+
+/// [`Devices::virtio_nics`] on a connection.
+pub(crate) fn virtio_nics(connection: &mut Connection) -> Result<Vec<VirtioNic>, QmpFailure> {
+    let named = named(connection)?;
+    let mut nics = Vec::new();
+    for (id, kind) in named {
+        if !kind.starts_with("child<virtio-net") {
+            continue;
         }
+        let Some(mac) = property(connection, &id, "mac")?.as_str().map(printable) else {
+            continue;
+        };
+        // Old versions of QEMU lack the property.
+        let failover = match property(connection, &id, "failover") {
+            Err(QmpFailure::Refused { .. }) => false,
+            answer => answer?.as_bool().unwrap_or(false),
+        };
+        nics.push(VirtioNic { id, mac, failover });
+    }
+    Ok(nics)
+}
+
+/// [`Devices::has_standby`] on a connection.
+pub(crate) fn has_standby(connection: &mut Connection, id: &str) -> Result<bool, QmpFailure> {
+    let path = format!("/machine/peripheral/{id}/virtio-backend");
+    let status = ask(connection, "x-query-virtio-status", json!({"path": path}))?;
+    Ok(status["guest-features"].to_string().contains("STANDBY"))
+}
+
+/// [`Devices::free_port`] on a connection.
+pub(crate) fn free_port(connection: &mut Connection) -> Result<Option<String>, QmpFailure> {
+    let buses = connection.command("query-pci")?;
+    let devices = list("query-pci", &buses)?
+        .iter()
+        .filter_map(|bus| bus["devices"].as_array())
+        .flatten();
+    let mut ports: Vec<String> = devices.filter_map(free_port_of).collect();
+    ports.sort();
+    Ok(ports.into_iter().next())
+}
+
+/// [`Devices::memory`] on a connection.
+pub(crate) fn memory(connection: &mut Connection) -> Result<u64, QmpFailure> {
+    let size = connection.command("query-memory-size-summary")?;
+    let bytes = |key: &str| size[key].as_u64().unwrap_or(0);
+    Ok(bytes("base-memory").saturating_add(bytes("plugged-memory")))
+}
+
+/// [`Devices::plug`] on a connection.
+pub(crate) fn plug(connection: &mut Connection, arguments: Value) -> Result<(), QmpFailure> {
+    connection
+        .command_with("device_add", Some(arguments), PLUG_TIMEOUT)
+        .map(drop)
+}
+
+/// [`Devices::unplug`] on a connection.
+pub(crate) fn unplug(connection: &mut Connection, id: &str) -> Result<(), QmpFailure> {
+    match ask(connection, "device_del", json!({"id": id})) {
+        Err(QmpFailure::Refused { reason, .. }) if reason.contains("in the process of unplug") => {
+            Ok(())
+        }
+        done => done.map(drop),
     }
 }
 
 /// The id of a device that is a root port without a device behind it.
-fn free_port(device: &Value) -> Option<String> {
+fn free_port_of(device: &Value) -> Option<String> {
     let is_bridge = device["class_info"]["class"].as_u64() == Some(PCI_BRIDGE_CLASS);
     let id = device["qdev_id"].as_str().filter(|id| !id.is_empty())?;
     let behind = device["pci_bridge"]["devices"].as_array();
@@ -188,10 +237,10 @@ mod tests {
     #[test]
     fn a_root_port_is_free_while_nothing_is_behind_it() {
         let port = |id: &str, behind: Value| json!({"qdev_id": id, "class_info": {"class": 1540}, "pci_bridge": {"devices": behind}});
-        assert_eq!(free_port(&port("r1", json!([]))).as_deref(), Some("r1"));
-        assert_eq!(free_port(&port("r1", json!([{"slot": 0}]))), None);
-        assert_eq!(free_port(&port("", json!([]))), None);
+        assert_eq!(free_port_of(&port("r1", json!([]))).as_deref(), Some("r1"));
+        assert_eq!(free_port_of(&port("r1", json!([{"slot": 0}]))), None);
+        assert_eq!(free_port_of(&port("", json!([]))), None);
         let nic = json!({"qdev_id": "net1", "class_info": {"class": 512}});
-        assert_eq!(free_port(&nic), None);
+        assert_eq!(free_port_of(&nic), None);
     }
 }

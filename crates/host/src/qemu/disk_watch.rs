@@ -3,10 +3,12 @@
 
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::message::list;
-use super::qmp::{Connection, QmpFailure};
+use super::qmp::{ANSWER_TIMEOUT, Connection, QmpFailure, SESSION_TIMEOUT};
+use crate::monitor::{Request, Session};
 use crate::thread::Tid;
 use crate::vm::printable;
 
@@ -14,7 +16,7 @@ use crate::vm::printable;
 const MAX_IMAGES: usize = 64;
 
 /// One disk with its backing chain.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackingChain {
     /// Name of the device, as the command line or libvirt gave it.
     pub device: String,
@@ -24,7 +26,7 @@ pub struct BackingChain {
 
 /// A connection to one VM.
 pub struct DiskWatch {
-    connection: Connection,
+    session: Session,
 }
 
 impl std::fmt::Debug for DiskWatch {
@@ -38,13 +40,10 @@ impl DiskWatch {
     /// operator has named.
     ///
     /// # Errors
-    /// [`QmpFailure`], after at most two seconds.
+    /// [`QmpFailure`], after at most three seconds.
     pub fn connect(reach: &Path, owner: Option<Tid>) -> Result<Self, QmpFailure> {
-        Connection::open(reach, owner).map(Self::on_connection)
-    }
-
-    pub(super) fn on_connection(connection: Connection) -> Self {
-        Self { connection }
+        let session = Session::open(reach, owner, ANSWER_TIMEOUT)?;
+        Ok(Self { session })
     }
 
     /// Names of the events since the last call that may have changed the disks. Does not wait.
@@ -52,7 +51,7 @@ impl DiskWatch {
     /// # Errors
     /// When the connection is lost: events may have been missed.
     pub fn changes(&mut self) -> Result<Vec<String>, QmpFailure> {
-        let mut events = self.connection.events()?;
+        let mut events = self.session.events()?;
         events.retain(|name| invalidates_disks(name));
         Ok(events)
     }
@@ -62,18 +61,22 @@ impl DiskWatch {
     /// # Errors
     /// [`QmpFailure`].
     pub fn chains(&mut self) -> Result<Vec<BackingChain>, QmpFailure> {
-        self.connection.restart_deadline();
-        let blocks = self.connection.command("query-block")?;
-        Ok(list("query-block", &blocks)?
-            .iter()
-            .filter_map(chain)
-            .collect())
+        self.session.ask(&Request::Chains, SESSION_TIMEOUT)
     }
+}
+
+/// Asks for the disks with their backing chains.
+pub(crate) fn chains(connection: &mut Connection) -> Result<Vec<BackingChain>, QmpFailure> {
+    let blocks = connection.command("query-block")?;
+    Ok(list("query-block", &blocks)?
+        .iter()
+        .filter_map(chain)
+        .collect())
 }
 
 /// Whether this event tells that the guest may have restarted, that its memory or disks may have
 /// gone back to an earlier state, or that another file may be behind a disk.
-fn invalidates_disks(event: &str) -> bool {
+pub(crate) fn invalidates_disks(event: &str) -> bool {
     matches!(
         event,
         "RESET"

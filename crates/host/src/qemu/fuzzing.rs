@@ -5,8 +5,8 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
-use super::disk_watch::DiskWatch;
-use super::qmp::{Connection, QmpFailure};
+use super::disk_watch::chains;
+use super::qmp::{ANSWER_TIMEOUT, Connection, QmpFailure};
 use super::state::{QemuState, query_all};
 
 /// Most bytes that fit into the socket's buffer before a read.
@@ -23,16 +23,16 @@ fn server(output: &[u8]) -> (UnixStream, UnixStream) {
 /// Runs the inventory's queries against a server that sends `output` and closes.
 pub(crate) fn inventory(output: &[u8]) -> Result<QemuState, QmpFailure> {
     let (here, _there) = server(output);
-    query_all(&mut Connection::on_stream(here)?)
+    query_all(&mut Connection::start(here, ANSWER_TIMEOUT)?)
 }
 
 /// Runs the disk watch against it.
 pub(crate) fn watch(output: &[u8]) -> Result<(), QmpFailure> {
     let (here, _there) = server(output);
-    let mut watch = DiskWatch::on_connection(Connection::on_stream(here)?);
-    for chain in watch.chains()? {
+    let mut connection = Connection::start(here, ANSWER_TIMEOUT)?;
+    for chain in chains(&mut connection)? {
         assert!(!chain.device.chars().any(char::is_control));
         assert!(chain.layers.len() <= 64);
     }
-    watch.changes().map(drop)
+    connection.read_events()
 }

@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::vm::printable;
@@ -13,7 +14,7 @@ use crate::vm::printable;
 pub(super) const MAX_LINE_BYTES: usize = 1 << 20;
 
 /// Most vCPUs, disks or iothreads accepted in one answer, and most events kept.
-pub(super) const MAX_ITEMS: usize = 4096;
+pub(crate) const MAX_ITEMS: usize = 4096;
 
 /// A failed query, with the VM and its socket.
 #[derive(Debug, thiserror::Error)]
@@ -28,7 +29,7 @@ pub struct QmpError {
 }
 
 /// What failed on a QMP socket.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, Serialize, Deserialize)]
 pub enum QmpFailure {
     /// Another client holds the socket.
     #[error("another client is using it")]
@@ -43,18 +44,33 @@ pub enum QmpFailure {
     #[error("QEMU refused {command}: {reason}")]
     Refused {
         /// The command.
-        command: &'static str,
+        command: String,
         /// QEMU's reason.
         reason: String,
     },
     /// The socket cannot be reached, or has failed.
     #[error("{0}")]
-    Io(io::Error),
+    Io(#[serde(with = "as_text")] io::Error),
+}
+
+/// An error of the kernel as its text.
+mod as_text {
+    use std::io;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(error: &io::Error, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(error)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<io::Error, D::Error> {
+        String::deserialize(from).map(io::Error::other)
+    }
 }
 
 /// Splits bytes into lines of bounded length.
 #[derive(Default)]
-pub(super) struct Lines {
+pub(crate) struct Lines {
     bytes: Vec<u8>,
     /// No line ends before this byte.
     searched: usize,
@@ -63,7 +79,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    pub(super) fn push(&mut self, more: &[u8]) -> Result<(), QmpFailure> {
+    pub(crate) fn push(&mut self, more: &[u8]) -> Result<(), QmpFailure> {
         self.bytes.extend_from_slice(more);
         // Only new bytes are searched: a long line comes in many pieces.
         self.unfinished = match more.iter().rposition(|&b| b == b'\n') {
@@ -79,7 +95,7 @@ impl Lines {
     }
 
     /// The next complete line that is not blank.
-    pub(super) fn next(&mut self) -> Option<Vec<u8>> {
+    pub(crate) fn next(&mut self) -> Option<Vec<u8>> {
         loop {
             let Some(length) = self.bytes[self.searched..].iter().position(|&b| b == b'\n') else {
                 self.searched = self.bytes.len();

@@ -21,12 +21,12 @@ pub mod devices;
 pub mod disk_watch;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
-mod message;
+pub(crate) mod message;
 mod options;
 mod process;
 mod program;
 pub mod qmp;
-mod state;
+pub(crate) mod state;
 mod view;
 
 pub(crate) use args::{Chardev, QemuArgs};

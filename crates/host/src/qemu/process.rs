@@ -21,7 +21,7 @@ use crate::vm_threads::VmThreads;
 /// Shortest time between two queries of one VM; doubled while they bring nothing new.
 const MIN_QUERY_INTERVAL: Duration = Duration::from_secs(1);
 /// QMP is queried after this time in any case, since disks may have changed.
-const MAX_QUERY_INTERVAL: Duration = Duration::from_secs(60);
+const MAX_QUERY_INTERVAL: Duration = Duration::from_secs(120);
 
 /// What came of a query.
 type Queried = Result<Answered, HostError>;

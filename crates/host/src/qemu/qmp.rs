@@ -8,37 +8,22 @@
 //! QEMU serves one client per socket at a time, so the inventory keeps its sessions to a few milliseconds.
 
 use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use super::message::{Lines, MAX_ITEMS, Message, parse_message};
 pub use super::message::{QmpError, QmpFailure};
-use crate::thread::Tid;
-use crate::unix_connect;
 
 /// Default timeout for one answer.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 /// Timeout for a whole series of commands.
-const SESSION_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// `owner` is the process that has to listen there; `None` for a socket that the operator has named.
-fn open_stream(reach: &Path, owner: Option<Tid>) -> Result<UnixStream, QmpFailure> {
-    let stream = unix_connect::connect(reach, owner).map_err(|e| match e.kind() {
-        // The queue is full of other clients.
-        io::ErrorKind::WouldBlock => QmpFailure::Busy,
-        _ => QmpFailure::Io(e),
-    })?;
-    stream
-        .set_write_timeout(Some(ANSWER_TIMEOUT))
-        .map_err(QmpFailure::Io)?;
-    Ok(stream)
-}
+pub(super) const SESSION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A connection to one QMP server.
-pub(super) struct Connection {
+pub(crate) struct Connection {
     stream: UnixStream,
     lines: Lines,
     deadline: Instant,
@@ -50,26 +35,11 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects and negotiates. `owner` is the process that has to listen there, if that matters.
-    pub(super) fn open(reach: &Path, owner: Option<Tid>) -> Result<Self, QmpFailure> {
-        Self::on_stream(open_stream(reach, owner)?)
-    }
-
-    /// As [`Connection::open`], with another timeout for answers.
-    pub(super) fn open_with_timeout(
-        reach: &Path,
-        owner: Option<Tid>,
-        answer_timeout: Duration,
-    ) -> Result<Self, QmpFailure> {
-        Self::start(open_stream(reach, owner)?, answer_timeout)
-    }
-
-    /// Negotiates on a connected stream.
-    pub(super) fn on_stream(stream: UnixStream) -> Result<Self, QmpFailure> {
-        Self::start(stream, ANSWER_TIMEOUT)
-    }
-
-    fn start(stream: UnixStream, answer_timeout: Duration) -> Result<Self, QmpFailure> {
+    /// Negotiates on a connected stream. Each answer has `answer_timeout`.
+    pub(crate) fn start(stream: UnixStream, answer_timeout: Duration) -> Result<Self, QmpFailure> {
+        stream
+            .set_write_timeout(Some(ANSWER_TIMEOUT))
+            .map_err(QmpFailure::Io)?;
         let mut connection = Self {
             stream,
             lines: Lines::default(),
@@ -83,12 +53,22 @@ impl Connection {
     }
 
     /// Starts a new series of commands.
-    pub(super) fn restart_deadline(&mut self) {
+    pub(crate) fn restart_deadline(&mut self) {
         self.deadline = Instant::now() + SESSION_TIMEOUT;
     }
 
-    /// Names of the events that have come. Does not wait.
-    pub(super) fn events(&mut self) -> Result<Vec<String>, QmpFailure> {
+    /// For poll(2).
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    /// Names of the events that came since the last call, as far as they have been read.
+    pub(crate) fn take_events(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// Reads the events that have come. Does not wait.
+    pub(crate) fn read_events(&mut self) -> Result<(), QmpFailure> {
         self.restart_deadline();
         let mut chunk = [0; 16 * 1024];
         self.stream.set_nonblocking(true).map_err(QmpFailure::Io)?;
@@ -116,7 +96,7 @@ impl Connection {
                 self.keep_event(name);
             }
         }
-        Ok(std::mem::take(&mut self.events))
+        Ok(())
     }
 
     fn keep_event(&mut self, event: String) {
@@ -164,6 +144,7 @@ impl Connection {
                 Message::Event(name) => self.keep_event(name),
                 Message::Return { id, value } if id == self.last_id => return Ok(value),
                 Message::Error { id, reason } if id == self.last_id => {
+                    let command = command.to_owned();
                     return Err(QmpFailure::Refused { command, reason });
                 }
                 _ => {

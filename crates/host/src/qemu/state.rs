@@ -3,15 +3,17 @@
 
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::message::list;
-use super::qmp::{Connection, QmpError, QmpFailure};
+use super::qmp::{ANSWER_TIMEOUT, Connection, QmpError, QmpFailure, SESSION_TIMEOUT};
+use crate::monitor::{Request, Session};
 use crate::thread::Tid;
 use crate::vm::{Disk, printable};
 
 /// What QEMU reports of itself.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QemuState {
     /// `-name guest=`, when QEMU has one.
     pub name: Option<String>,
@@ -36,8 +38,8 @@ pub(super) fn query(
     reach: &Path,
     owner: Tid,
 ) -> Result<QemuState, QmpError> {
-    let answer = Connection::open(reach, Some(owner));
-    let answer = answer.and_then(|mut connection| query_all(&mut connection));
+    let answer = Session::open(reach, Some(owner), ANSWER_TIMEOUT)
+        .and_then(|mut session| session.ask(&Request::State, SESSION_TIMEOUT));
     answer.map_err(|cause| QmpError {
         vm: vm.to_owned(),
         socket: socket.to_owned(),
@@ -45,7 +47,8 @@ pub(super) fn query(
     })
 }
 
-pub(super) fn query_all(connection: &mut Connection) -> Result<QemuState, QmpFailure> {
+/// Runs the queries on a connection.
+pub(crate) fn query_all(connection: &mut Connection) -> Result<QemuState, QmpFailure> {
     let name = connection.command("query-name")?;
     let status = connection.command("query-status")?;
     let cpus = connection.command("query-cpus-fast")?;
