@@ -211,6 +211,16 @@ impl Bed {
         (counts[1].parse().unwrap(), counts[2].parse().unwrap())
     }
 
+    /// Returns how many reads of the loop gave wrong bytes so far, and forgets them. Each read that has begun counts.
+    pub fn take_wrong_reads(&self) -> u32 {
+        let number = |script: &str| -> u32 { self.rd.sh(script).unwrap().trim().parse().unwrap() };
+        let all = || number("cat /tmp/right /tmp/none /tmp/wrong 2>/dev/null | wc -l");
+        let before = all();
+        // The read that has begun is the first of them.
+        within(CHANGE_TIMEOUT, "reads end", || all() >= before + 2);
+        number("touch /tmp/wrong; mv /tmp/wrong /tmp/forgotten; wc -l </tmp/forgotten")
+    }
+
     /// Waits until the loop has read `more` blocks right.
     pub fn wait_reads(&self, more: u32) {
         let count = || -> u32 {
