@@ -6,7 +6,7 @@
 //! | `mod.rs` | the daemon's side: starts the processes, publishes plans, restores threads |
 //! | [`controller`] | one real-time thread per core that carries out the plan |
 //! | [`watchdog`] | the process between them, which restores every thread when one of them fails |
-//! | [`shared`], `plan_rows.rs` | the memory that the three share |
+//! | [`shared`], `plan_rows.rs`, `lock_free.rs` | the memory that the three share |
 //! | `threads.rs` | a VM's threads and their priorities |
 //! | `budget.rs` | the limit on cores that the host uses too |
 //! | `forks.rs` | records the threads that VMs create, for restoring them |
@@ -20,6 +20,7 @@ mod child;
 pub mod controller;
 mod filler;
 mod forks;
+mod lock_free;
 mod packets;
 mod plan_rows;
 pub mod shared;

@@ -2,17 +2,18 @@
 //! The memory that daemon, watchdog and controller share: plans go down, heartbeats and counts come up.
 //!
 //! It has a fixed size and no pointers, so the controller reads a new plan without allocating, and the watchdog can restore
-//! every thread when both others are gone. A sequence count guards the plan of each core; it is odd during a write.
+//! every thread when both others are gone. A sequence count guards the plan of each core.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use viola_meter::acct::MAX_VMS as MAX_INDEX;
 
+use super::lock_free::{LastRows, SequenceCount};
 use super::plan_rows::PlanRows;
 pub use super::plan_rows::{LocalPlan, MAX_CORES, MAX_THREADS, PoolCore};
 use crate::plan::CorePlan;
@@ -29,8 +30,7 @@ pub struct SharedCore {
     pub cpu: AtomicU32,
     /// The controller sets this once it runs on its core.
     pub ready: AtomicU32,
-    /// Sequence count of the plan; odd during a write.
-    seq: AtomicU64,
+    seq: SequenceCount,
     /// Sequence count of the plan that the controller follows.
     pub followed: AtomicU64,
     /// CLOCK_MONOTONIC (ns) of the controller's last step.
@@ -53,9 +53,7 @@ pub struct SharedCore {
     /// here (ns) times two, plus 1 while the VM waits for the core.
     dues: [AtomicU64; MAX_INDEX],
     /// The last threads that the controller learnt of by itself: index in the accounting program, and thread.
-    forks: [AtomicU64; MAX_FORKS],
-    /// Number of threads ever written to `forks`.
-    n_forks: AtomicU64,
+    forks: LastRows<MAX_FORKS>,
     plan: std::cell::UnsafeCell<PlanRows>,
 }
 
@@ -161,26 +159,16 @@ impl SharedCore {
     /// Publishes a new plan; `pool` are all cores of vTurbo's pools. Only the daemon calls this. Returns the plan's sequence
     /// count, and whether all VMs and threads had room.
     pub fn publish(&self, plan: &CorePlan, pool: &[PoolCore]) -> (u64, bool) {
-        let seq = self.seq.load(Ordering::Relaxed);
-        self.seq.store(seq + 1, Ordering::Relaxed);
-        fence(Ordering::Release);
-        // SAFETY: mapped for the life of self. The one writer: readers discard what they copied while seq was odd or changed.
-        let fits = unsafe { PlanRows::write(self.plan.get(), plan, pool) };
-        fence(Ordering::Release);
-        self.seq.store(seq + 2, Ordering::Release);
-        (seq + 2, fits)
+        // SAFETY: mapped for the life of self. The one writer: readers discard what they copied meanwhile.
+        self.seq
+            .write(|| unsafe { PlanRows::write(self.plan.get(), plan, pool) })
     }
 
     /// Copies the plan and returns its sequence count; `None` while the daemon writes it (try again later).
     pub fn read(&self, into: &mut LocalPlan) -> Option<u64> {
-        let seq = self.seq.load(Ordering::Acquire);
-        if seq % 2 == 1 {
-            return None;
-        }
-        // SAFETY: mapped for the life of self; a torn copy is discarded below.
-        unsafe { PlanRows::read(self.plan.get(), into) };
-        fence(Ordering::Acquire);
-        (self.seq.load(Ordering::Relaxed) == seq).then_some(seq)
+        // SAFETY: mapped for the life of self; a torn copy is discarded.
+        self.seq
+            .read(|| unsafe { PlanRows::read(self.plan.get(), into) })
     }
 
     /// Publishes the time that a VM was ever due on this core (ns), and whether the VM waits for
@@ -200,26 +188,20 @@ impl SharedCore {
 
     /// Reports a thread that the controller learnt of by itself. Only the controller calls this.
     pub fn report_fork(&self, index: u32, tid: i32) {
-        let n = self.n_forks.load(Ordering::Relaxed);
-        let row = u64::from(index) << 32 | u64::from(tid.cast_unsigned());
-        self.forks[n as usize % MAX_FORKS].store(row, Ordering::Relaxed);
-        self.n_forks.store(n + 1, Ordering::Release);
+        self.forks
+            .push(u64::from(index) << 32 | u64::from(tid.cast_unsigned()));
     }
 
     /// The threads reported since the count `from`, each with its VM's index; returns the new count, and whether none was lost.
     pub fn forks(&self, from: u64, into: &mut Vec<(u32, i32)>) -> (u64, bool) {
-        let n = self.n_forks.load(Ordering::Acquire);
-        let first = from.max(n.saturating_sub(MAX_FORKS as u64));
-        for at in first..n {
-            let row = self.forks[at as usize % MAX_FORKS].load(Ordering::Relaxed);
+        self.forks.read(from, |row| {
             into.push(((row >> 32) as u32, (row as u32).cast_signed()));
-        }
-        (n, first == from)
+        })
     }
 
     /// Sequence count of the newest plan.
     pub fn seq(&self) -> u64 {
-        self.seq.load(Ordering::Acquire)
+        self.seq.current()
     }
 }
 
@@ -336,9 +318,10 @@ mod tests {
     #[test]
     fn a_plan_that_is_being_written_is_not_read() {
         let (shared, _fd) = SharedMemory::create().unwrap();
-        shared.cores[0].publish(&plan(1), &[]);
-        shared.cores[0].seq.fetch_add(1, Ordering::Relaxed);
-        assert_eq!(shared.cores[0].read(&mut LocalPlan::new()), None);
+        let core = &shared.cores[0];
+        core.publish(&plan(1), &[]);
+        let (_, during) = core.seq.write(|| core.read(&mut LocalPlan::new()));
+        assert_eq!(during, None);
     }
 
     #[test]
