@@ -48,18 +48,25 @@ impl<const N: usize> LastRows<N> {
     /// Adds a row, in the place of the oldest. Only one thread of one process may call this.
     pub(super) fn push(&self, row: u64) {
         let n = self.written.load(Ordering::Relaxed);
+        // a reader that sees this row sees the count `n` too
+        fence(Ordering::Release);
         self.rows[n as usize % N].store(row, Ordering::Relaxed);
         self.written.store(n + 1, Ordering::Release);
     }
 
-    /// Passes the rows since the count `from` to `take`; returns the new count, and whether none was lost.
+    /// Passes the rows since the count `from` to `take`; returns the new count, and whether none was lost. Rows may be added
+    /// during this call: a row counts as lost as soon as the next one that is added takes its place.
     pub(super) fn read(&self, from: u64, mut take: impl FnMut(u64)) -> (u64, bool) {
         let n = self.written.load(Ordering::Acquire);
         let first = from.max(n.saturating_sub(N as u64));
         for at in first..n {
             take(self.rows[at as usize % N].load(Ordering::Relaxed));
         }
-        (n, first == from)
+        fence(Ordering::Acquire);
+        // row `now` may be half added: it takes the place of row `now - N`
+        let now = self.written.load(Ordering::Relaxed);
+        let is_whole = n <= first || now - first < N as u64;
+        (n, first == from && is_whole)
     }
 }
 
@@ -67,6 +74,16 @@ impl<const N: usize> LastRows<N> {
 impl SequenceCount {
     pub(super) fn new() -> Self {
         Self(AtomicU64::new(0))
+    }
+}
+
+#[cfg(test)]
+impl<const N: usize> LastRows<N> {
+    pub(super) fn new() -> Self {
+        Self {
+            rows: std::array::from_fn(|_| AtomicU64::new(0)),
+            written: AtomicU64::new(0),
+        }
     }
 }
 
@@ -82,5 +99,21 @@ mod tests {
         assert_eq!((count, during), (2, None));
         let across = seq.read(|| assert_eq!(seq.write(|| ()).0, 4));
         assert_eq!((across, seq.current()), (None, 4));
+    }
+
+    #[test]
+    fn a_row_that_is_replaced_while_rows_are_read_is_lost() {
+        let rows = LastRows::<4>::new();
+        (0..3).for_each(|row| rows.push(row));
+        assert_eq!(rows.read(0, |_| ()), (3, true));
+        let (n, is_whole) = rows.read(0, |row| {
+            if row == 0 {
+                // the fifth row takes the place of the first
+                rows.push(3);
+                rows.push(4);
+            }
+        });
+        assert_eq!((n, is_whole), (3, false));
+        assert_eq!(rows.read(3, |_| ()), (5, true));
     }
 }
