@@ -7,12 +7,15 @@
 //! reader finds its lease ended, or the agent worker finds the hazard and waits. (Hazard pointers: Michael, IEEE TPDS
 //! 15(6), 2004.)
 
+mod pool;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
-use crate::shared_words::SharedWords;
+use crate::shared_words::{AtomicU64, SharedWords};
+pub(crate) use pool::{CellPool, HeldHazard};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"violaHZ1");
 /// Words per cell: a cache line, to avoid false sharing.
@@ -95,7 +98,7 @@ impl Cells {
 #[derive(Debug)]
 #[must_use = "the hazard ends when this is dropped"]
 pub struct Hazard<'a> {
-    word: &'a std::sync::atomic::AtomicU64,
+    word: &'a AtomicU64,
 }
 
 impl Drop for Hazard<'_> {

@@ -8,11 +8,11 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 
-use crate::shared_words::SharedWords;
+use crate::shared_words::{AtomicU64, SharedWords};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"violaTB1");
 /// Words before the first slot: magic, table number, epoch, reserved; a cache line.

@@ -16,7 +16,7 @@ use super::gate::Gate;
 use super::guest_buffers::{must_not_wait, will_be_retried, would_wait};
 use super::remote::PeerLink;
 use crate::control::{ReaderStat, StreamState};
-use crate::hazard::{Cells, Hazard};
+use crate::hazard::{CellPool, Cells, HeldHazard};
 use crate::lock::{lock, read, write};
 use crate::lookup::ask_all;
 
@@ -55,9 +55,7 @@ pub(super) fn count(counter: &AtomicU64) {
 pub struct Service {
     datanodes: RwLock<Arc<Vec<Arc<Datanode>>>>,
     cache: Mutex<Cache>,
-    cells: Cells,
-    /// Free hazard cells, one bit each.
-    free: AtomicU64,
+    hazards: CellPool,
     /// The link to the peer worker.
     remote: RwLock<Option<Arc<PeerLink>>>,
     /// Which connections of a VMM find blocks; `None`: all.
@@ -68,12 +66,10 @@ pub struct Service {
 impl Service {
     /// Creates a reader with these hazard cells and without DataNode VMs.
     pub fn new(cells: Cells) -> Self {
-        let free = u64::MAX >> (u64::BITS as usize - cells.count());
         Self {
             datanodes: RwLock::default(),
             cache: Mutex::default(),
-            cells,
-            free: AtomicU64::new(free),
+            hazards: CellPool::new(cells),
             remote: RwLock::default(),
             gate: None,
             counts: Counts::default(),
@@ -242,29 +238,8 @@ impl Service {
 
     /// Takes a free hazard cell and publishes that a block is read; `None` when no cell is free.
     pub(super) fn hazard(&self, block: &LocalBlock) -> Option<HeldHazard<'_>> {
-        let mut free = self.free.load(Ordering::Relaxed);
-        loop {
-            let bit = free & free.wrapping_neg();
-            if bit == 0 {
-                return None;
-            }
-            let new = free & !bit;
-            match self
-                .free
-                .compare_exchange_weak(free, new, Ordering::Acquire, Ordering::Relaxed)
-            {
-                Err(now) => free = now,
-                Ok(_) => {
-                    let cell = bit.trailing_zeros() as usize;
-                    let (table, slot) = (block.datanode.table_id(), block.lease.slot);
-                    return Some(HeldHazard {
-                        hazard: self.cells.publish(cell, table, slot),
-                        bit,
-                        free: &self.free,
-                    });
-                }
-            }
-        }
+        let (table, slot) = (block.datanode.table_id(), block.lease.slot);
+        self.hazards.take(table, slot)
     }
 
     /// Counts a stream's change of state; `None` stands for before its start and after its end.
@@ -341,20 +316,5 @@ impl Service {
     #[cfg(any(test, feature = "fuzzing"))]
     pub fn cached_blocks(&self) -> usize {
         self.cache().len()
-    }
-}
-
-/// A hazard and its cell; dropping it frees both.
-#[derive(Debug)]
-pub(super) struct HeldHazard<'a> {
-    hazard: Option<Hazard<'a>>,
-    bit: u64,
-    free: &'a AtomicU64,
-}
-
-impl Drop for HeldHazard<'_> {
-    fn drop(&mut self) {
-        drop(self.hazard.take());
-        self.free.fetch_or(self.bit, Ordering::Release);
     }
 }
