@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-pub(crate) use std::sync::atomic::AtomicU64;
+pub(crate) use std::sync::atomic::{AtomicU64, fence};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 
-use crate::shared_words::{AtomicU64, SharedWords};
+use crate::shared_words::{AtomicU64, SharedWords, fence};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"violaTB1");
 /// Words before the first slot: magic, table number, epoch, reserved; a cache line.
@@ -94,6 +94,8 @@ impl View {
     /// Whether a lease is still valid. Bytes read between two calls that return true, with a hazard published before
     /// the first, are the block's own.
     pub fn holds(&self, lease: Lease) -> bool {
+        // orders what the caller has read before this check; no instruction on x86-64
+        fence(Ordering::Acquire);
         let generation = self.slot(lease.slot);
         generation.is_some_and(|g| g.load(Ordering::SeqCst) == lease.generation)
             && self.words.all()[EPOCH].load(Ordering::SeqCst) == lease.epoch
