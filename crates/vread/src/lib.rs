@@ -14,11 +14,17 @@ mod images;
 pub mod journal;
 mod lock;
 pub mod lookup;
+#[cfg(all(test, loom))]
+mod loom_models;
 pub mod pattern;
 pub mod peer;
 mod poll;
 mod random;
 pub mod reader;
 pub mod sandbox;
+#[cfg(not(loom))]
+mod shared_words;
+#[cfg(loom)]
+#[path = "shared_words_loom.rs"]
 mod shared_words;
 pub mod table;

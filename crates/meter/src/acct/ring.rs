@@ -3,6 +3,12 @@
 //!
 //! libbpf's reader takes a callback and an allocated list of rings; a slot controller needs a plain loop over one ring.
 
+#[cfg(all(test, loom))]
+mod loom_models;
+#[cfg(not(loom))]
+mod memory;
+#[cfg(loom)]
+#[path = "ring/memory_loom.rs"]
 mod memory;
 
 use std::os::fd::BorrowedFd;

@@ -1,7 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What makes the shared memory safe to use without a lock: a sequence count, and a ring that loses the oldest.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::Ordering;
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU64, fence};
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, fence};
+
+/// The value of a counter that no other thread writes.
+#[cfg(not(loom))]
+fn own(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+/// The value of a counter that no other thread writes; loom checks that. It is no load for loom, which forgets the loads of
+/// other threads when a thread loads before it stores, and then leaves orders out.
+#[cfg(loom)]
+fn own(counter: &AtomicU64) -> u64 {
+    // SAFETY: the only writer is the thread that calls this.
+    unsafe { counter.unsync_load() }
+}
 
 /// Guards data that one process writes and others copy. It is odd during a write.
 #[repr(transparent)]
@@ -10,7 +29,7 @@ pub(super) struct SequenceCount(AtomicU64);
 impl SequenceCount {
     /// Lets `write` change the data; returns the new count and the result. Only one thread of one process may call this.
     pub(super) fn write<T>(&self, write: impl FnOnce() -> T) -> (u64, T) {
-        let seq = self.0.load(Ordering::Relaxed);
+        let seq = own(&self.0);
         self.0.store(seq + 1, Ordering::Relaxed);
         fence(Ordering::Release);
         let result = write();
@@ -47,7 +66,7 @@ pub(super) struct LastRows<const N: usize> {
 impl<const N: usize> LastRows<N> {
     /// Adds a row, in the place of the oldest. Only one thread of one process may call this.
     pub(super) fn push(&self, row: u64) {
-        let n = self.written.load(Ordering::Relaxed);
+        let n = own(&self.written);
         // a reader that sees this row sees the count `n` too
         fence(Ordering::Release);
         self.rows[n as usize % N].store(row, Ordering::Relaxed);
