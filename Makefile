@@ -4,7 +4,7 @@
 lab := $(or $(CARGO_TARGET_DIR),target)/release/viola-lab
 rt := scripts/with-rt.sh
 
-.PHONY: help run test test-beds check lint fuzz deny miri same-build bench-slices bench-auto bench-turbo bench-scx bench-vread bench-vpipe bench-copies bench-backlog bench-lanes bench-papers bench-daemon bench-sim demo-vread demo-vpipe build deb setup guests clients hadoop lab-image docs clean
+.PHONY: help run test test-beds check lint fuzz deny miri loom same-build bench-slices bench-auto bench-turbo bench-scx bench-vread bench-vpipe bench-copies bench-backlog bench-lanes bench-papers bench-daemon bench-sim demo-vread demo-vpipe build deb setup guests clients hadoop lab-image docs clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -50,6 +50,10 @@ deny: setup
 ## make miri          unit tests of the pure crates under Miri, which finds undefined behaviour
 miri: setup
 	@scripts/miri.sh
+
+## make loom          models of shared memory under loom, which tries the orders of its accesses
+loom: setup
+	@scripts/loom.sh
 
 ## make same-build    builds viola twice and compares the two byte by byte
 same-build: setup
