@@ -14,7 +14,8 @@ mod images;
 pub mod journal;
 mod lock;
 pub mod lookup;
-#[cfg(all(test, loom))]
+#[cfg(loom)]
+#[cfg(test)]
 mod loom_models;
 pub mod pattern;
 pub mod peer;

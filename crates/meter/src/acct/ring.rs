@@ -3,7 +3,8 @@
 //!
 //! libbpf's reader takes a callback and an allocated list of rings; a slot controller needs a plain loop over one ring.
 
-#[cfg(all(test, loom))]
+#[cfg(loom)]
+#[cfg(test)]
 mod loom_models;
 #[cfg(not(loom))]
 mod memory;

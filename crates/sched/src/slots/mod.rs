@@ -21,7 +21,8 @@ pub mod controller;
 mod filler;
 mod forks;
 mod lock_free;
-#[cfg(all(test, loom))]
+#[cfg(loom)]
+#[cfg(test)]
 mod loom_models;
 mod packets;
 mod plan_rows;
