@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Daemon, Vm, refusal, stderr, viola, write_config};
+use viola_host::proc;
 use viola_proto::{Status, VmList};
 
 const SLICES_OFF: &str = "[slices]\nenabled = false\n";
@@ -41,6 +42,24 @@ fn a_thousand_silent_clients_do_not_block_others() {
     let open = std::fs::read_dir(format!("/proc/{}/fd", d.pid())).unwrap();
     let open = open.count();
     assert!(open < 200, "{open} descriptors are open");
+}
+
+#[test]
+fn without_listen_no_packet_reaches_viola() {
+    let own = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let found = common::network_sockets(std::process::id());
+    assert_eq!(found.len(), 1, "{found:?}");
+    drop(own);
+    let allow = "[vread]\nallow = [{ reader = \"rd\", datanode = \"qemu:dn\" }]\n";
+    let mut d = Daemon::start(&format!("{SLICES_OFF}{allow}"));
+    // Its worker runs for the reader.
+    d.wait("the reader's worker", |d| {
+        !proc::children(d.pid()).unwrap().is_empty()
+    });
+    let workers = proc::children(d.pid()).unwrap();
+    for pid in workers.into_iter().chain([d.pid()]) {
+        assert_eq!(common::network_sockets(pid), [""; 0], "process {pid}");
+    }
 }
 
 #[test]

@@ -316,3 +316,26 @@ impl Drop for Vm {
         let _ = self.0.wait();
     }
 }
+
+/// The sockets of a process that packets can reach: lines of `/proc/PID/net/tcp` and its like.
+pub fn network_sockets(pid: u32) -> Vec<String> {
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let targets = open.filter_map(|fd| fs::read_link(fd.path()).ok());
+    let inodes: Vec<String> = targets
+        .filter_map(|t| {
+            let inode = t.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
+            Some(inode.to_owned())
+        })
+        .collect();
+    let kinds = ["tcp", "tcp6", "udp", "udp6", "raw", "raw6"];
+    let tables = kinds.map(|kind| fs::read_to_string(format!("/proc/{pid}/net/{kind}")));
+    let lines = tables
+        .iter()
+        .flatten()
+        .flat_map(|table| table.lines().skip(1));
+    let is_open = |line: &&str| {
+        let inode = line.split_whitespace().nth(9);
+        inode.is_some_and(|inode| inodes.iter().any(|i| i == inode))
+    };
+    lines.filter(is_open).map(str::to_owned).collect()
+}

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use viola_host::proc;
 
-use crate::common::{Daemon, output, viola, write_config};
+use crate::common::{Daemon, network_sockets, output, viola, write_config};
 use crate::rig::{GUEST, Web, WebSpec, guest_permit, vm, wait_until_served};
 
 const PAGE: &str = include_str!("../../../../docs/src/threats.md");
@@ -230,6 +230,13 @@ fn each_process_is_what_the_page_on_threats_says() {
     for pid in all(root) {
         let name = name_of(pid, true);
         compare(pid, root, name, &rows[name]);
+        if name == "peer worker" {
+            let port = format!(":{PORT:04X} ");
+            let sockets = network_sockets(pid);
+            assert!(sockets.iter().any(|s| s.contains(&port)), "{sockets:?}");
+        } else if !rows[name].namespaces.starts_with("network: ") {
+            assert_eq!(network_sockets(pid), [""; 0], "{name}, process {pid}");
+        }
         if name.ends_with("worker") {
             assert!(
                 users.insert(proc::users(pid).unwrap()[0]),
