@@ -214,7 +214,7 @@ fn silence_refusals_and_malformed_answers_are_errors_within_the_timeout() {
         let (_dir, socket) = serve(vec![answer.to_vec()]);
         let begun = Instant::now();
         assert!(api::query(Hypervisor::CloudHypervisor, (&socket, std::process::id())).is_err());
-        assert!(begun.elapsed() < Duration::from_secs(3));
+        assert!(begun.elapsed() < Duration::from_secs(30));
     }
     assert!(
         api::query(

@@ -147,9 +147,10 @@ impl Forker {
         writeln!(self.shell.stdin.as_mut().unwrap(), "go").unwrap();
         let orphan: Tid = read_line(&mut self.shell).parse().unwrap();
         self.orphan = Some(orphan);
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        // Until the child in between, which is of the session too, has been reaped.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
         while proc::stat(orphan).unwrap().unwrap().comm != "sleep"
-            || processes_of(pid).unwrap().contains(&orphan)
+            || processes_of(pid).unwrap() != [pid]
         {
             assert!(std::time::Instant::now() < deadline);
             std::thread::sleep(std::time::Duration::from_millis(5));

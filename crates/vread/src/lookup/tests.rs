@@ -82,11 +82,11 @@ fn of_several_agent_workers_the_one_that_knows_is_named() {
     mute.answer(1, Some(&found(9))).unwrap();
     let begun = Instant::now();
     assert_eq!(ask_all(&clients, &key(3), Duration::from_millis(50)), None);
-    assert!(begun.elapsed() < Duration::from_secs(5));
+    assert!(begun.elapsed() < LIMIT / 2);
     // it is left alone for a while after that
     let begun = Instant::now();
     assert_eq!(ask_all(&clients, &key(3), LIMIT), None);
-    assert!(begun.elapsed() < Duration::from_secs(1));
+    assert!(begun.elapsed() < LIMIT / 2);
     drop(two);
     thread.join().unwrap();
 }

@@ -212,7 +212,7 @@ fn open_loop(connections: usize) -> Http {
 /// requests in a run of length T a part x has a latency of at least D - x T.
 fn check_stall(us: Summary) {
     let of_stall = |part: f64| STALL.as_secs_f64() * 1e6 - part * RUN.as_secs_f64() * 1e6;
-    let (early, late) = (80_000.0, 300_000.0); // another program may take the core
+    let (early, late) = (80_000.0, 1_000_000.0); // another program may take the core
     for (found, part) in [(us.p90, 0.1), (us.p99, 0.01), (us.max, 0.0)] {
         let expected = of_stall(part);
         assert!(
