@@ -3,6 +3,7 @@
 //!
 //! | module | table of the file |
 //! |---|---|
+//! | `auto` | `auto`, `[auto]` |
 //! | `daemon` | `[daemon]` |
 //! | `slices` | `[slices]` |
 //! | `launcher` | `[[launcher]]` |
@@ -23,6 +24,7 @@ use viola_host::CpuSet;
 use viola_cli::error::Failure;
 use viola_cli::quantities;
 
+mod auto;
 pub mod daemon;
 pub mod lanes;
 pub mod launcher;
@@ -35,6 +37,8 @@ mod value;
 pub mod vm;
 pub mod vread;
 
+use auto::AutoKey;
+pub use auto::{Accelerator, Auto};
 pub use daemon::{Daemon, ReadSocket, VmScope};
 pub use lanes::{Lanes, VmLane};
 pub use launcher::Launcher;
@@ -88,19 +92,6 @@ pub(crate) struct Conflict {
     pub(crate) what: String,
 }
 
-/// What viola does for VMs that have no class.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Auto {
-    /// Nothing.
-    Off,
-    /// It says which VM would gain.
-    #[default]
-    Advise,
-    /// It tries class ls, and keeps it where it helps and harms no other VM.
-    On,
-}
-
 /// The whole configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -111,9 +102,9 @@ pub struct Config {
     /// Its text, in which errors find their line.
     #[serde(skip)]
     text: String,
-    /// What viola does for VMs that have no class; [`Config::auto`] also takes the former name.
+    /// `auto` or `[auto]`; [`Config::auto`] also takes the former name.
     #[serde(default)]
-    auto: Auto,
+    auto: AutoKey,
     /// `[daemon]`
     #[serde(default)]
     pub daemon: Daemon,
@@ -142,8 +133,18 @@ impl Config {
     pub fn auto(&self) -> Auto {
         match self.slices.auto {
             true => Auto::On,
-            false => self.auto,
+            false => self.auto.mode,
         }
+    }
+
+    /// Whether viola may choose this for VMs of class auto, or advise it.
+    pub fn allows(&self, what: Accelerator) -> bool {
+        self.auto.allows(what)
+    }
+
+    /// Whether viola says which VMs this would help.
+    pub fn advises(&self, what: Accelerator) -> bool {
+        self.auto() != Auto::Off && self.allows(what)
     }
 
     /// Reads and parses a file.

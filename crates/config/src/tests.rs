@@ -182,3 +182,36 @@ proptest! {
         let _ = parse(&format!("[{table}]\n{key} = {value}\n"));
     }
 }
+
+#[test]
+fn auto_is_a_word_or_a_table_that_names_what_viola_may_choose() {
+    use Accelerator::{Lanes, Slices, Vpipe};
+    for (text, mode) in [
+        ("", Auto::Advise),
+        ("auto = \"on\"", Auto::On),
+        ("[auto]\nmode = \"off\"", Auto::Off),
+        ("[auto]\nallow = [\"slices\"]", Auto::Advise),
+    ] {
+        assert_eq!(parse(text).unwrap().auto(), mode, "{text}");
+    }
+    let some = parse("auto = { mode = \"on\", allow = [\"slices\", \"vpipe\"] }").unwrap();
+    assert!(some.advises(Slices) && some.advises(Vpipe) && !some.allows(Lanes));
+    let all = parse("auto = \"off\"").unwrap();
+    assert!(all.allows(Lanes) && !all.advises(Slices));
+
+    assert_eq!(
+        said("auto = \"yes\""),
+        "v.toml:1: auto: yes is not allowed; write one of off, advise, on"
+    );
+    let wrong = said("auto = 3");
+    assert!(wrong.contains("off, advise or on, or a table"), "{wrong}");
+    let wrong = said("[auto]\nallow = [\"disks\"]");
+    assert!(
+        wrong.starts_with("v.toml:2: ")
+            && wrong.contains("disks is not allowed; write one of slices, turbo"),
+        "{wrong}"
+    );
+    assert!(said("[auto]\nallow = []").contains("leave the key out"));
+    let wrong = said("[auto]\nmod = \"on\"");
+    assert!(wrong.contains("unknown key mod"), "{wrong}");
+}

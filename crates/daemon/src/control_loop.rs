@@ -17,6 +17,8 @@ use std::time::Instant;
 use crate::api::http::{Request, Shared};
 use crate::control::Control;
 use viola_cli::log::{self, Level};
+use viola_config::Accelerator;
+use viola_meter::Snapshot;
 
 /// Ticks and answers requests until SIGTERM or SIGINT.
 pub fn run(control: &mut Control, shared: &Shared, requests: &Receiver<Request>) {
@@ -60,9 +62,21 @@ impl Control {
             let can_act = self.slices.can_act(&self.inputs);
             replan |= self.turbo.decide(&window, &self.inputs, can_act);
             replan |= self.slices.classify(&window, &self.inputs, &self.meter);
+            self.watch_file_senders(&window);
         }
         if replan {
             self.plan_and_apply(now);
+        }
+    }
+
+    /// Says in the log which VMs vpipe could help, unless no advice is wanted.
+    fn watch_file_senders(&mut self, window: &Snapshot) {
+        let config = &self.inputs.config;
+        if !config.advises(Accelerator::Vpipe) {
+            return;
+        }
+        for (id, line) in self.file_senders.observe(window) {
+            log::about(Level::Info, &id, line);
         }
     }
 

@@ -27,6 +27,7 @@ use crate::turbo::Turbo;
 use crate::vms::Inputs;
 use crate::vms::settings::Settings;
 use crate::vms::totals::Totals;
+use crate::vpipe::advice::FileSenders;
 use viola_cli::error::{Failure, Outcome, chain};
 use viola_cli::log::{self, Level};
 use viola_config::{Config, VmScope};
@@ -48,6 +49,8 @@ pub struct Control {
     workers: Option<Workers>,
     /// Events of libvirt, unless the configuration switches them off.
     libvirt: Option<Libvirt>,
+    /// VMs that send files, of which vpipe could do the sending.
+    pub(crate) file_senders: FileSenders,
     exits: ExitWatch,
     registrations: RegistrationWatch,
     /// When a VM was last found.
@@ -119,6 +122,7 @@ impl Control {
             lanes,
             workers,
             libvirt,
+            file_senders: FileSenders::default(),
             exits: ExitWatch::default(),
             registrations: RegistrationWatch::of(Path::new(
                 viola_host::confirm::registrations::FOLDER,

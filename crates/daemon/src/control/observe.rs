@@ -137,6 +137,7 @@ impl Control {
             self.slices.forget(id);
             self.turbo.forget(id);
             self.totals.forget(id);
+            self.file_senders.forget(id);
         }
     }
 

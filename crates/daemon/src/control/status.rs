@@ -13,6 +13,7 @@ use crate::api::view::View;
 use crate::check::{self, Daemon};
 use crate::host::libvirt::Libvirt;
 use crate::vread;
+use viola_config::Accelerator;
 
 /// A new view is published this often.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(500);
@@ -39,7 +40,13 @@ impl Control {
             why: DRY_RUN.into(),
             ..Default::default()
         });
-        vread::status::add_advice(&mut vms, &vread);
+        let config = &self.inputs.config;
+        if config.advises(Accelerator::Vread) {
+            vread::status::add_advice(&mut vms, &vread);
+        }
+        if config.advises(Accelerator::Vpipe) {
+            (self.file_senders).add_advice(&mut vms, self.inputs.vms(), config);
+        }
         let lanes = self.lanes_status();
         let libvirt = self.libvirt_status();
         let daemon = Daemon {

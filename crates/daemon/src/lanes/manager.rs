@@ -18,7 +18,7 @@ use super::pool::Pool;
 use super::restore::take_back_one;
 use crate::background::Steps;
 use viola_cli::log::{self, Level};
-use viola_config::Config;
+use viola_config::{Accelerator, Config};
 
 /// The daemon checks this often whether guests still have their VFs.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
@@ -357,12 +357,20 @@ impl Manager {
         Some((at, vf.clone()))
     }
 
+    /// Whether the configuration allows viola to choose who gets a VF.
+    fn may_choose(&self) -> bool {
+        (self.config.as_ref()).is_none_or(|config| config.allows(Accelerator::Lanes))
+    }
+
     /// The lane setting of a guest, and its source.
     pub(super) fn setting(&self, nic: &GuestNic) -> (LaneSetting, Option<viola_proto::Source>) {
         match (self.overrides.get(&nic.id), nic.setting) {
             (Some((lane, source)), _) => (*lane, Some(*source)),
             (None, Some(lane)) => (lane, Some(viola_proto::Source::Config)),
-            (None, None) => (LaneSetting::Auto, None),
+            (None, None) => match self.may_choose() {
+                true => (LaneSetting::Auto, None),
+                false => (LaneSetting::Never, None),
+            },
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::vms::Inputs;
 use crate::vms::recent::Recent;
 use crate::vms::report::{VmState, reports, turns};
 use crate::vms::settings::Controls;
-use viola_config::Auto;
+use viola_config::Accelerator;
 
 impl Slices {
     /// A report of each VM, by identity.
@@ -47,14 +47,15 @@ impl Slices {
                 scheduled_by: self.engine.active_mechanism().filter(|_| is_managed),
                 turns: turns(&usage, vm.pid),
                 remarks: remarks.chain(self.remark(inputs, &controls)).collect(),
-                why: self.classes.why(
-                    &vm.id,
-                    (controls.class.value, controls.class.source),
-                    advice,
-                ),
-                advice: match inputs.config.auto() {
-                    Auto::Off => None,
-                    _ => self.classes.advice(vm, setting, wait(vm), advice),
+                why: match controls.class.value {
+                    ClassSetting::Auto if !inputs.config.allows(Accelerator::Slices) => {
+                        "auto, and allow in [auto] does not name slices".into()
+                    }
+                    value => (self.classes).why(&vm.id, (value, controls.class.source), advice),
+                },
+                advice: match inputs.config.advises(Accelerator::Slices) {
+                    true => self.classes.advice(vm, setting, wait(vm), advice),
+                    false => None,
                 },
             }
         });

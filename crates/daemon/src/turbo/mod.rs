@@ -21,7 +21,7 @@ use crate::vms::Inputs;
 use decide::cores::{Pools, TurboCores};
 use decide::vms::TurboVms;
 use viola_cli::log::{self, Level};
-use viola_config::Turbo as TurboSection;
+use viola_config::{Accelerator, Turbo as TurboSection};
 
 /// State of turbo.
 #[derive(Debug, Default)]
@@ -36,7 +36,8 @@ impl Turbo {
     pub fn decide(&mut self, window: &Snapshot, inputs: &Inputs, can_act: bool) -> bool {
         let mut has_changed = self.count_cores(window, inputs);
         let turbo = &inputs.config.turbo;
-        let reserve = (can_act && !turbo.cores.is_empty()).then_some(turbo.reserve);
+        let may_choose = can_act && inputs.config.allows(Accelerator::Turbo);
+        let reserve = (may_choose && !turbo.cores.is_empty()).then_some(turbo.reserve);
         for vm in inputs.vms() {
             let Ok(at) = window.vms.binary_search_by(|s| s.id.cmp(&vm.id)) else {
                 continue;

@@ -146,6 +146,15 @@ fn report(state: VmState<'_>, share: f64, meter: &Meter, recent: &Recent) -> VmR
     }
 }
 
+/// Adds to a report that an accelerator would help the VM, with the reason.
+pub fn propose(report: &mut VmReport, what: &str, why: String) {
+    report.help.push(what.into());
+    report.advice = Some(match report.advice.take() {
+        Some(other) => format!("{other}; {why}"),
+        None => why,
+    });
+}
+
 /// A class setting as `viola set --class` takes it.
 pub fn class_text(class: ClassSetting) -> &'static str {
     match class {

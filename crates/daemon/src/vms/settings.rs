@@ -16,7 +16,7 @@ use viola_proto::{Change, ClassSetting, Source};
 
 use crate::host::files::replace_json;
 use viola_cli::quantities::{self, DEFAULT_MICROSLICE};
-use viola_config::{Auto, Config};
+use viola_config::{Accelerator, Auto, Config};
 
 /// Longest time for which a class may be set, seconds.
 const MAX_TEMPORARY_SECONDS: u32 = (*quantities::TEMPORARY.end() / 1_000_000_000) as u32;
@@ -189,8 +189,12 @@ impl Settings {
         let group = vm.cgroup.as_ref();
         let class = first(&layers, |s| s.class).unwrap_or(Setting {
             value: match config.auto() {
-                Auto::On => ClassSetting::Auto,
-                Auto::Advise | Auto::Off => ClassSetting::Batch,
+                Auto::On
+                    if config.allows(Accelerator::Slices) || config.allows(Accelerator::Turbo) =>
+                {
+                    ClassSetting::Auto
+                }
+                Auto::On | Auto::Advise | Auto::Off => ClassSetting::Batch,
             },
             source: Source::Default,
         });

@@ -7,11 +7,13 @@
 //! |---|---|
 //! | `observe` | the kernel files that show whether the VM runs |
 //! | `apply` | the network namespace and steering programs from which the worker sends |
+//! | `advice` | which VMs without it send files |
 //! | `metrics` | what Prometheus shows |
 //!
 //! The configuration decides which VMs send. The network ends with its worker, so there is nothing
 //! to restore.
 
+pub mod advice;
 mod apply;
 pub mod metrics;
 mod observe;

@@ -8,6 +8,7 @@ use viola_vread::control::StreamState;
 
 use super::apply::peers::Peers;
 use super::apply::reader::Reader;
+use crate::vms::report::propose;
 use viola_config::Transport;
 
 impl Reader {
@@ -116,17 +117,13 @@ pub fn add_advice(vms: &mut [VmReport], vread: &Vread) {
         if !reader.running || reader.connected || waiting == 0 {
             continue;
         }
-        vm.help.push("vread".into());
         let sentence = format!(
             "{}: {waiting} HDFS blocks lie on this host that it may read past {}, and it has no mount for them; the \
              book's page on vread tells what it needs",
             vm.name,
             reader.datanodes.join(", ")
         );
-        vm.advice = Some(match vm.advice.take() {
-            Some(other) => format!("{other}; {sentence}"),
-            None => sentence,
-        });
+        propose(vm, "vread", sentence);
     }
 }
 

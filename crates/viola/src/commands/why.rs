@@ -20,8 +20,8 @@ use viola_cli::table::{align, print, print_json};
 struct Reason {
     /// Name of the VM, or its identity if others have that name.
     vm: String,
-    /// `slices`, `vread`, `vpipe` or `lanes`.
-    what: &'static str,
+    /// `slices`, `vread`, `vpipe` or `lanes`; several in a line of advice.
+    what: String,
     /// What the VM has of it, in a word or two.
     state: String,
     /// Why, in a sentence; empty if there is no reason to give.
@@ -59,7 +59,7 @@ fn text(reasons: &[Reason]) -> String {
     let mut rows = vec![row(&["VM", "WHAT", "STATE", "WHY"])];
     rows.extend(reasons.iter().map(|r| {
         let why = if r.why.is_empty() { "-" } else { &r.why };
-        row(&[&r.vm, r.what, &r.state, why])
+        row(&[&r.vm, &r.what, &r.state, why])
     }));
     align(&rows)
 }
@@ -96,21 +96,25 @@ impl Host {
             .chain(datanodes.map(datanode))
             .chain(readers.map(reader))
             .chain(pipes.map(pipe))
-            .chain(lanes.map(lane));
-        said.map(|(what, state, why)| Reason {
-            vm: name.clone(),
-            what,
-            state,
-            why,
-        })
-        .collect()
+            .chain(lanes.map(lane))
+            .map(|(what, state, why)| (what.to_owned(), state, why));
+        let advice =
+            (vm.advice.iter()).map(|why| (vm.help.join(","), "would help".to_owned(), why.clone()));
+        said.chain(advice)
+            .map(|(what, state, why)| Reason {
+                vm: name.clone(),
+                what,
+                state,
+                why,
+            })
+            .collect()
     }
 }
 
 type Said = (&'static str, String, String);
 
 fn slices(vm: &VmReport) -> Said {
-    let said = [&vm.why].into_iter().chain(&vm.remarks).chain(&vm.advice);
+    let said = [&vm.why].into_iter().chain(&vm.remarks);
     let why: Vec<&str> = said.map(String::as_str).filter(|s| !s.is_empty()).collect();
     (
         "slices",
@@ -161,6 +165,7 @@ mod tests {
     fn host() -> Host {
         let mut vms = view(&["db01", "web"]).vms;
         vms.vms[0].advice = Some("db01 waits".into());
+        vms.vms[0].help = vec!["slices".into()];
         vms.vms[1].class = Class::Ls;
         vms.vms[1].why = "auto by the configuration: class ls is being tried".into();
         Host {
@@ -191,8 +196,9 @@ mod tests {
         assert_eq!(
             text(&host().reasons(None).unwrap()),
             "VM    WHAT    STATE               WHY\n\
-             db01  slices  class batch, stock  set by default; db01 waits\n\
+             db01  slices  class batch, stock  set by default\n\
              db01  vread   off                 its worker has ended\n\
+             db01  slices  would help          db01 waits\n\
              web   slices  class ls, stock     auto by the configuration: class ls is being tried\n\
              web   vpipe   has moved 0 B       vda\n"
         );

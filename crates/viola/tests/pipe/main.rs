@@ -3,6 +3,7 @@
 //! They need root and the lab's image.
 #![allow(clippy::unwrap_used)]
 
+mod advice;
 mod client;
 #[path = "../common/mod.rs"]
 mod common;

@@ -30,7 +30,8 @@ use classes::{Counters, Observation};
 use placement::{NewPlacement, Placement};
 use plan::{CoreNote, Draft};
 use viola_cli::log::{self, Level};
-use viola_config::MechanismChoice;
+use viola_config::{Accelerator, MechanismChoice};
+use viola_proto::ClassSetting;
 
 impl Slices {
     /// Chooses the mechanism again: configuration or host may have changed.
@@ -100,6 +101,7 @@ impl Slices {
             let vm = inputs.vms().iter().find(|vm| vm.id == *id);
             vm.map_or(id.to_string(), |vm| vm.name.clone())
         };
+        let may_choose = inputs.config.allows(Accelerator::Slices);
         let (mut has_changed, mut is_quiet) = (false, true);
         for (vm, advice) in inputs.vms().iter().zip(advice) {
             // Both are sorted by identity.
@@ -111,7 +113,10 @@ impl Slices {
             let counters = || counters(near(), meter);
             let observation = Observation {
                 vm,
-                setting: inputs.controls(vm).class.value,
+                setting: match inputs.controls(vm).class.value {
+                    ClassSetting::Auto if !may_choose => ClassSetting::Batch,
+                    other => other,
+                },
                 sample: &window.vms[at],
                 at: window.at,
                 span: window.span,

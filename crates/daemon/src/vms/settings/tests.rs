@@ -205,6 +205,14 @@ fn the_default_class_is_auto_when_viola_may_choose() {
         ("[slices]\nauto = true", ClassSetting::Auto),
         ("auto = \"advise\"", ClassSetting::Batch),
         ("auto = \"off\"", ClassSetting::Batch),
+        (
+            "auto = { mode = \"on\", allow = [\"turbo\"] }",
+            ClassSetting::Auto,
+        ),
+        (
+            "auto = { mode = \"on\", allow = [\"lanes\", \"vpipe\"] }",
+            ClassSetting::Batch,
+        ),
         ("", ClassSetting::Batch),
     ] {
         let c = config(&format!("{auto}\n[[vm]]\nname = \"b\"\nclass = \"batch\""));

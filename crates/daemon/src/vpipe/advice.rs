@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which VMs without `[vm.pipe]` send files that the host could send in their place.
+
+use std::collections::BTreeMap;
+
+use viola_host::{Vm, VmId};
+use viola_meter::{Snapshot, VmSample};
+use viola_policy::pipes::{FileSender, FileThresholds, FileWindow};
+use viola_policy::slices::Nanos;
+use viola_proto::VmReport;
+
+use crate::vms::report::propose;
+use viola_cli::quantities::{byte_rate, percent};
+use viola_config::Config;
+
+/// Shortest window, ns. Disk counters come once a second.
+const WINDOW: Nanos = 5_000_000_000;
+
+/// Sums of the current window of one VM, and what the last one showed.
+#[derive(Debug)]
+struct State {
+    sender: FileSender,
+    span: Nanos,
+    read: u64,
+    sent: u64,
+    wanted: u64,
+    last: FileWindow,
+}
+
+/// What each VM reads and sends.
+#[derive(Debug, Default)]
+pub struct FileSenders(BTreeMap<VmId, State>);
+
+impl FileSenders {
+    /// Takes what each VM did in a window. Returns a line for the log for each VM that has begun to send files.
+    pub fn observe(&mut self, window: &Snapshot) -> Vec<(VmId, String)> {
+        let mut began = Vec::new();
+        for sample in &window.vms {
+            let state = self.0.entry(sample.id.clone()).or_insert_with(State::new);
+            if state.observe(sample, window) && state.sender.sends() {
+                began.push((sample.id.clone(), format!("vpipe could help: it {state}")));
+            }
+        }
+        began
+    }
+
+    /// Advises VMs that send files and have no `[vm.pipe]` to get one.
+    pub fn add_advice(&self, reports: &mut [VmReport], vms: &[Vm], config: &Config) {
+        for (report, vm) in reports.iter_mut().zip(vms) {
+            let has_pipe =
+                (config.vm(vm.id.as_str(), &vm.name)).is_some_and(|vm| vm.pipe.is_some());
+            let state = self.0.get(&vm.id).filter(|s| s.sender.sends());
+            // Nobody can be granted anything under a name that is not confirmed.
+            let Some(state) = state.filter(|_| !has_pipe && vm.confirmed.is_some()) else {
+                continue;
+            };
+            let sentence = format!(
+                "{}: it {state}; files of 2 MiB and more that go out by plain HTTP could be sent by the host: the book's \
+                 page on vpipe tells what [vm.pipe] needs",
+                report.name
+            );
+            propose(report, "vpipe", sentence);
+        }
+    }
+
+    /// Forgets a VM that is gone.
+    pub fn forget(&mut self, id: &VmId) {
+        self.0.remove(id);
+    }
+}
+
+impl State {
+    fn new() -> Self {
+        Self {
+            sender: FileSender::new(FileThresholds::default()),
+            span: 0,
+            read: 0,
+            sent: 0,
+            wanted: 0,
+            last: FileWindow::default(),
+        }
+    }
+
+    /// Takes a sample; `true` when the VM has begun or stopped to send files.
+    fn observe(&mut self, sample: &VmSample, window: &Snapshot) -> bool {
+        let total = sample.vcpu_total();
+        self.span += window.span;
+        self.read += sample.traffic.disk_read;
+        self.sent += sample.traffic.tx_bytes;
+        self.wanted += total.run + total.wait;
+        if !window.with_disks || self.span < WINDOW {
+            return false;
+        }
+        let seconds = self.span as f64 / 1e9;
+        self.last = FileWindow {
+            read: self.read as f64 / seconds,
+            sent: self.sent as f64 / seconds,
+            wanted: self.wanted as f64 / self.span as f64,
+        };
+        (self.span, self.read, self.sent, self.wanted) = (0, 0, 0, 0);
+        self.sender.observe(window.at, &self.last)
+    }
+}
+
+impl std::fmt::Display for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "reads {} from its disks and sends {}, and wants {} of a core",
+            byte_rate(self.last.read),
+            byte_rate(self.last.sent),
+            percent(self.last.wanted)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{view, vm};
+    use std::path::Path;
+    use viola_meter::{Times, Traffic};
+
+    /// Seconds of a VM that reads and sends so many MB/s.
+    fn run(senders: &mut FileSenders, vm: &Vm, seconds: u64, (read, sent): (u64, u64)) -> usize {
+        let said = (0..seconds * 10).flat_map(|tick| {
+            let with_disks = tick % 10 == 9;
+            senders.observe(&Snapshot {
+                at: tick * 100_000_000,
+                span: 100_000_000,
+                with_disks,
+                vms: vec![VmSample {
+                    id: vm.id.clone(),
+                    vcpus: vec![Times {
+                        run: 30_000_000,
+                        wait: 20_000_000,
+                        ..Times::default()
+                    }],
+                    service: Times::default(),
+                    traffic: Traffic {
+                        disk_read: if with_disks { read * 1_000_000 } else { 0 },
+                        tx_bytes: sent * 100_000,
+                        ..Traffic::default()
+                    },
+                }],
+            })
+        });
+        said.count()
+    }
+
+    fn advice(senders: &FileSenders, vm: &Vm, config: &str) -> (String, String) {
+        let config = Config::parse(Path::new("v.toml"), config).unwrap();
+        let mut reports = view(&["web"]).vms.vms;
+        senders.add_advice(&mut reports, std::slice::from_ref(vm), &config);
+        let report = reports.remove(0);
+        (report.help.join(","), report.advice.unwrap_or_default())
+    }
+
+    #[test]
+    fn a_vm_that_sends_files_is_named_once_and_advised_until_it_has_a_pipe() {
+        let mut senders = FileSenders::default();
+        let web = vm("web", 7, &[&[1]]);
+        assert_eq!(run(&mut senders, &web, 9, (40, 42)), 0);
+        assert_eq!(run(&mut senders, &web, 60, (40, 42)), 1);
+        let (help, why) = advice(&senders, &web, "");
+        assert_eq!(help, "vpipe");
+        assert!(
+            why.starts_with(
+                "web: it reads 40 MB/s from its disks and sends 42 MB/s, and wants 50 % of a core;"
+            ),
+            "{why}"
+        );
+        let pipe = "[[vm]]\nname = \"web\"\n[vm.pipe]\naddresses = [\"10.0.0.1\"]";
+        assert_eq!(advice(&senders, &web, pipe).0, "");
+        let mut stranger = web.clone();
+        stranger.confirmed = None;
+        assert_eq!(advice(&senders, &stranger, "").0, "");
+        senders.forget(&web.id);
+        assert_eq!(advice(&senders, &web, "").0, "");
+    }
+
+    #[test]
+    fn a_vm_that_answers_from_memory_is_not_advised() {
+        let mut senders = FileSenders::default();
+        let web = vm("web", 7, &[&[1]]);
+        assert_eq!(run(&mut senders, &web, 60, (1, 80)), 0);
+        assert_eq!(advice(&senders, &web, "").0, "");
+    }
+}
