@@ -27,9 +27,6 @@ pub fn run(control: &mut Control, shared: &Shared, requests: &Receiver<Request>)
         let now = Instant::now();
         if now >= next_tick {
             control.tick(now);
-            if control.publish_is_due(now) {
-                shared.publish(control.view(now));
-            }
             // A loop that was late skips the ticks that it missed.
             next_tick = (next_tick + control.interval()).max(Instant::now());
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Routes requests, and serves connections on a thread of its own. The server answers GET requests
-//! from the view that the control loop published last. Changes go to the control loop through a
-//! bounded queue, so a client cannot delay the loop. The read socket has no route that changes anything.
+//! from a view of the control loop's state. A view that is old is replaced when somebody asks, so a daemon that nobody asks
+//! builds none. Requests to the control loop pass a bounded queue, so a client cannot delay the loop. The read socket has no route that changes anything.
 
 use std::collections::VecDeque;
 use std::path::Path as FilePath;
@@ -46,6 +46,10 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
 /// The control loop has to answer within this time. Starting slots takes longest.
 const LOOP_REPLY_TIMEOUT: Duration = Duration::from_secs(8);
+/// A `GET` is answered from the last view while that is younger than this, so clients cause at most two views a second.
+pub(crate) const MAX_VIEW_AGE: Duration = Duration::from_millis(500);
+/// A `GET` waits so long for a new view, and gets the last one if the loop is busy for longer.
+const VIEW_TIMEOUT: Duration = Duration::from_secs(1);
 /// Connections served at a time; see [`make_room`].
 const MAX_CONNECTIONS: usize = 64;
 /// A connection with a request keeps its place for this time, which is longer than [`LOOP_REPLY_TIMEOUT`].
@@ -105,6 +109,11 @@ pub enum Request {
         /// Where the answer goes.
         reply: Reply<Done>,
     },
+    /// Publish a new view, unless the last one is young.
+    Publish {
+        /// Tells that it is there.
+        reply: Reply<()>,
+    },
     /// Read the configuration again.
     Reload,
     /// Put everything back and exit, for the signal of this name.
@@ -114,7 +123,8 @@ pub enum Request {
 /// What server and control loop share.
 #[derive(Debug)]
 pub struct Shared {
-    view: Mutex<Arc<View>>,
+    /// The last view, and when it was published.
+    view: Mutex<(Instant, Arc<View>)>,
     requests: SyncSender<Request>,
 }
 
@@ -122,7 +132,7 @@ impl Shared {
     /// The first view, and the queue of requests.
     pub fn new(view: View, requests: SyncSender<Request>) -> Self {
         Self {
-            view: Mutex::new(Arc::new(view)),
+            view: Mutex::new((Instant::now(), Arc::new(view))),
             requests,
         }
     }
@@ -132,15 +142,33 @@ impl Shared {
         *self
             .view
             .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(view);
+            .unwrap_or_else(std::sync::PoisonError::into_inner) = (Instant::now(), Arc::new(view));
     }
 
-    /// The last view.
-    pub fn view(&self) -> Arc<View> {
-        self.view
+    /// The last view, and whether it is younger than [`MAX_VIEW_AGE`].
+    fn last_view(&self) -> (bool, Arc<View>) {
+        let last = self
+            .view
             .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .clone()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        (last.0.elapsed() < MAX_VIEW_AGE, last.1.clone())
+    }
+
+    /// Whether the last view is young enough for all who ask now.
+    pub fn is_fresh(&self) -> bool {
+        self.last_view().0
+    }
+
+    /// A view for a `GET`: a young one, unless the control loop is busy.
+    async fn view(&self) -> Arc<View> {
+        let (is_fresh, view) = self.last_view();
+        if is_fresh {
+            return view;
+        }
+        let published = self.ask(|reply| Request::Publish { reply });
+        // Without an answer the last view is the best there is.
+        let _ = tokio::time::timeout(VIEW_TIMEOUT, published).await;
+        self.last_view().1
     }
 
     /// Sends a request to the control loop, and waits while the queue is full.
@@ -259,46 +287,46 @@ fn refused(status: u16, sentence: impl Into<String>) -> Answer<()> {
     Answer(Err(refusal(status, sentence)))
 }
 
-/// What both sockets answer, from the view that the control loop published last.
+/// What both sockets answer, from a view of the control loop's state.
 fn reading() -> Router<Arc<Shared>> {
     Router::new()
         .route(
             "/v1/check",
-            get(async |s: Server| Answer(Ok(s.view().check.clone()))),
+            get(async |s: Server| Answer(Ok(s.view().await.check.clone()))),
         )
         .route(
             "/v1/status",
-            get(async |s: Server| Answer(Ok(s.view().status.clone()))),
+            get(async |s: Server| Answer(Ok(s.view().await.status.clone()))),
         )
         .route("/v1/events", get(async || Answer(Ok(log::recent()))))
         .route(
             "/v1/vread",
-            get(async |s: Server| Answer(Ok(s.view().vread.clone()))),
+            get(async |s: Server| Answer(Ok(s.view().await.vread.clone()))),
         )
         .route(
             "/v1/pipes",
-            get(async |s: Server| Answer(Ok(s.view().vread.pipes.clone()))),
+            get(async |s: Server| Answer(Ok(s.view().await.vread.pipes.clone()))),
         )
         .route(
             "/v1/lanes",
-            get(async |s: Server| Answer(Ok(s.view().lanes.clone()))),
+            get(async |s: Server| Answer(Ok(s.view().await.lanes.clone()))),
         )
         .route(
             "/v1/vms",
-            get(async |s: Server| Answer(Ok(s.view().vms.clone()))),
+            get(async |s: Server| Answer(Ok(s.view().await.vms.clone()))),
         )
         .route("/v1/vms/{name}", get(show))
         .route(
             "/metrics",
             get(async |s: Server| {
-                let text = metrics::text(&s.view());
+                let text = metrics::text(&*s.view().await);
                 ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text)
             }),
         )
 }
 
 async fn show(s: Server, name: Result<Path<String>, PathRejection>) -> Answer<VmReport> {
-    let view = s.view();
+    let view = s.view().await;
     let vms = &view.vms.vms;
     Answer(path(name).and_then(|name| {
         match find::find(

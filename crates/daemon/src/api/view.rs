@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the control socket serves: the control loop builds it, the server reads it at any time.
+//! What the control socket serves: the control loop builds it when somebody asks.
 
 use std::collections::BTreeMap;
 

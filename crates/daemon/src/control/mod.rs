@@ -60,7 +60,6 @@ pub struct Control {
     facts_read: Instant,
     next_scan: Instant,
     window_start: Instant,
-    published: Option<Instant>,
     /// Lines that are logged once.
     logged: BTreeSet<String>,
     /// Warnings of the last scan.
@@ -133,7 +132,6 @@ impl Control {
             facts_read: now,
             next_scan: now,
             window_start: now,
-            published: None,
             logged: BTreeSet::new(),
             warnings: Vec::new(),
         };

@@ -22,6 +22,12 @@ impl Control {
     pub(crate) fn answer(&mut self, request: Request, shared: &Shared) {
         let publish = |control: &Self| shared.publish(control.view(Instant::now()));
         match request {
+            Request::Publish { reply } => {
+                if !shared.is_fresh() {
+                    publish(self);
+                }
+                let _ = reply.send(Ok(()));
+            }
             Request::Reload => {
                 self.reload();
                 publish(self);

@@ -2,7 +2,7 @@
 //! Builds the view that the control socket serves.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use viola_host::Vm;
 use viola_meter::Histogram;
@@ -15,22 +15,10 @@ use crate::host::libvirt::Libvirt;
 use crate::vread;
 use viola_config::Accelerator;
 
-/// A new view is published this often.
-const PUBLISH_INTERVAL: Duration = Duration::from_millis(500);
 /// Why lanes, vread and vpipe are off in a dry run.
 const DRY_RUN: &str = "this is a dry run";
 
 impl Control {
-    /// Whether a new view is due; the next one is due [`PUBLISH_INTERVAL`] later.
-    pub(crate) fn publish_is_due(&mut self, now: Instant) -> bool {
-        let is_old = |at| now.saturating_duration_since(at) >= PUBLISH_INTERVAL;
-        let is_due = self.published.is_none_or(is_old);
-        if is_due {
-            self.published = Some(now);
-        }
-        is_due
-    }
-
     /// All that the control socket serves.
     pub(crate) fn view(&self, now: Instant) -> View {
         let recent = self.recent();
