@@ -156,6 +156,12 @@ impl Classes {
         self.begin_trial(o, verdict)
     }
 
+    /// Whether a VM has done latency-sensitive I/O and waited for so long that class ls may be tried.
+    pub fn is_candidate(&self, id: &VmId) -> bool {
+        let verdict = self.vms.get(id).and_then(|state| state.verdict);
+        verdict.is_some_and(|verdict| verdict.class == Class::Ls)
+    }
+
     /// Begins a trial of class ls if the VM may gain by it, or if the class that it has may no longer help.
     fn begin_trial(&mut self, o: &Observation<'_>, verdict: Verdict) -> Option<ClassChange> {
         let state = self.vms.get_mut(&o.vm.id)?;

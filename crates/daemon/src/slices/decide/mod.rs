@@ -89,21 +89,33 @@ impl Slices {
 
     /// Takes what each VM spent in a window; `true` when one of them has another class from now on.
     pub fn classify(&mut self, window: &Snapshot, inputs: &Inputs, meter: &Meter) -> bool {
-        let advice = match self.can_act(inputs) && inputs.stopped.is_none() {
-            true => self.advice(inputs, meter),
+        let may_choose = inputs.config.allows(Accelerator::Slices);
+        let setting = |vm: &Vm| match inputs.controls(vm).class.value {
+            ClassSetting::Auto if !may_choose => ClassSetting::Batch,
+            other => other,
+        };
+        let settings: Vec<ClassSetting> = inputs.vms().iter().map(setting).collect();
+        let can_act = self.can_act(inputs) && inputs.stopped.is_none();
+        if !can_act {
             // Nothing can be tried, so class auto stays as it is.
-            false => {
-                self.classes.suspend();
-                vec![None; inputs.vms().len()]
-            }
+            self.classes.suspend();
+        }
+        let is_candidate = |(vm, setting): (&Vm, &ClassSetting)| {
+            *setting == ClassSetting::Auto && self.classes.is_candidate(&vm.id)
+        };
+        let has_candidate = inputs.vms().iter().zip(&settings).any(is_candidate);
+        // Advice adds up all waits of ten seconds, so it is asked for only where it counts.
+        let advice = match can_act && has_candidate {
+            true => self.advice(inputs, meter),
+            false => vec![None; inputs.vms().len()],
         };
         let name = |id: &VmId| {
             let vm = inputs.vms().iter().find(|vm| vm.id == *id);
             vm.map_or(id.to_string(), |vm| vm.name.clone())
         };
-        let may_choose = inputs.config.allows(Accelerator::Slices);
         let (mut has_changed, mut is_quiet) = (false, true);
-        for (vm, advice) in inputs.vms().iter().zip(advice) {
+        let vms = inputs.vms().iter().zip(settings);
+        for ((vm, setting), advice) in vms.zip(advice) {
             // Both are sorted by identity.
             let Ok(at) = window.vms.binary_search_by(|s| s.id.cmp(&vm.id)) else {
                 continue;
@@ -113,10 +125,7 @@ impl Slices {
             let counters = || counters(near(), meter);
             let observation = Observation {
                 vm,
-                setting: match inputs.controls(vm).class.value {
-                    ClassSetting::Auto if !may_choose => ClassSetting::Batch,
-                    other => other,
-                },
+                setting,
                 sample: &window.vms[at],
                 at: window.at,
                 span: window.span,
