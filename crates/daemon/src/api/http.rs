@@ -123,8 +123,8 @@ pub enum Request {
 /// What server and control loop share.
 #[derive(Debug)]
 pub struct Shared {
-    /// The last view, and when it was published.
-    view: Mutex<(Instant, Arc<View>)>,
+    /// The last view, and when the control loop published it; `None` for the first one, from before its first turn.
+    view: Mutex<(Option<Instant>, Arc<View>)>,
     requests: SyncSender<Request>,
 }
 
@@ -132,7 +132,7 @@ impl Shared {
     /// The first view, and the queue of requests.
     pub fn new(view: View, requests: SyncSender<Request>) -> Self {
         Self {
-            view: Mutex::new((Instant::now(), Arc::new(view))),
+            view: Mutex::new((None, Arc::new(view))),
             requests,
         }
     }
@@ -142,7 +142,8 @@ impl Shared {
         *self
             .view
             .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner) = (Instant::now(), Arc::new(view));
+            .unwrap_or_else(std::sync::PoisonError::into_inner) =
+            (Some(Instant::now()), Arc::new(view));
     }
 
     /// The last view, and whether it is younger than [`MAX_VIEW_AGE`].
@@ -151,7 +152,8 @@ impl Shared {
             .view
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        (last.0.elapsed() < MAX_VIEW_AGE, last.1.clone())
+        let is_young = last.0.is_some_and(|at| at.elapsed() < MAX_VIEW_AGE);
+        (is_young, last.1.clone())
     }
 
     /// Whether the last view is young enough for all who ask now.
