@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Routes requests, and serves connections on a thread of its own. The server answers GET requests
 //! from a view of the control loop's state. A view that is old is replaced when somebody asks, so a daemon that nobody asks
-//! builds none. Requests to the control loop pass a bounded queue, so a client cannot delay the loop. The read socket has no route that changes anything.
+//! builds none. Requests to the control loop pass a bounded queue, so a client cannot delay the loop. The read socket has no
+//! route that changes anything.
 
 use std::collections::VecDeque;
 use std::path::Path as FilePath;
