@@ -33,8 +33,8 @@
 //!   ([`TurboConfig::reserve`]). The paper has no bound: a VM that receives more than its share pays for would never
 //!   read any of it. 0 turns that off.
 //! - Caps, which the paper does not have, limit both pools together; the vCPUs of a VM share its quota first come first
-//!   served. A VM exceeds its cap for one or two windows at most. An unused quota is carried over for one window only,
-//!   so beside other VMs it may stay some percent below its cap.
+//!   served. A VM exceeds its cap for three windows at most. An unused quota is carried over for two windows only, so beside
+//!   other VMs it may stay some percent below its cap.
 //!
 //! # Decisions of the control loop
 //! | module | decides |

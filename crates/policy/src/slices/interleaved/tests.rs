@@ -236,6 +236,23 @@ fn a_cap_holds_on_an_idle_core_and_is_used_up() {
 }
 
 #[test]
+fn a_cap_is_used_up_though_other_slices_last_longer_than_its_windows() {
+    // Beside LSVMs that are due half of the core, the slice of VM 2 lasts for more than a window of VM 0's cap.
+    let mut vms = [
+        batch(0, Behaviour::Busy),
+        ls(1, 1814 * US, Behaviour::Busy),
+        batch(2, Behaviour::Busy),
+        ls(3, 1656 * US, Behaviour::Busy),
+    ];
+    for (vm, weight) in vms.iter_mut().zip([1024, 128, 128, 1024]) {
+        vm.params.weight = weight;
+    }
+    vms[0].params.cap_permille = Some(277);
+    let share = run(&vms, 10_000 * MS).share(0);
+    assert!((share - 0.277).abs() < 0.01, "{share}");
+}
+
+#[test]
 fn a_stalled_controller_does_not_bar_an_lsvm_for_long() {
     let mut scheduler = Interleaved::default();
     let params = [
