@@ -44,6 +44,15 @@ impl Client {
     }
 }
 
+/// Waits until QEMU has closed its ends of all connections to this socket: while one is open it serves no other client.
+fn until_unused(socket: &Path) {
+    let path = format!(" {}", socket.display());
+    let is_one = |list: String| list.lines().filter(|line| line.ends_with(&path)).count() == 1;
+    while !is_one(std::fs::read_to_string("/proc/net/unix").unwrap()) {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
 fn has_vcpus(vms: &[Vm], count: usize) -> bool {
     vms.len() == 1 && vms[0].vcpus.len() == count
 }
@@ -201,18 +210,15 @@ fn who_looks_once_waits_for_late_emulators() {
     let mut inventory = Inventory::new().unwrap();
     for qemu in &qemus {
         until(&mut inventory, &qemu.name, |vms, _| vms[0].status.is_some());
+        until_unused(&qemu.socket());
     }
     send(rustix::process::Signal::STOP);
     let mut inventory = Inventory::new().unwrap();
     inventory.refresh().unwrap();
     let first = qemus.each_ref().map(|qemu| status(&inventory, qemu));
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            std::thread::sleep(std::time::Duration::from_millis(150));
-            send(rustix::process::Signal::CONT);
-        });
-        inventory.refresh_fully().unwrap();
-    });
+    // An answer has half a second from the question on, of which the first refresh has used a tenth.
+    send(rustix::process::Signal::CONT);
+    inventory.refresh_fully().unwrap();
     assert_eq!(first, [None, None]);
     for qemu in &qemus {
         assert_eq!(status(&inventory, qemu).as_deref(), Some("prelaunch"));
