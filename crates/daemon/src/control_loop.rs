@@ -72,7 +72,7 @@ impl Control {
         if !config.advises(Accelerator::Vpipe) {
             return;
         }
-        for (id, line) in self.file_senders.observe(window) {
+        for (id, line) in (self.file_senders).observe(window, self.inputs.vms(), config) {
             log::about(Level::Info, &id, line);
         }
     }

@@ -32,12 +32,19 @@ struct State {
 pub struct FileSenders(BTreeMap<VmId, State>);
 
 impl FileSenders {
-    /// Takes what each VM did in a window. Returns a line for the log for each VM that has begun to send files.
-    pub fn observe(&mut self, window: &Snapshot) -> Vec<(VmId, String)> {
+    /// Takes what each VM did in a window. Returns a line for the log for each VM that has begun to send files and may have a pipe.
+    pub fn observe(
+        &mut self,
+        window: &Snapshot,
+        vms: &[Vm],
+        config: &Config,
+    ) -> Vec<(VmId, String)> {
         let mut began = Vec::new();
         for sample in &window.vms {
             let state = self.0.entry(sample.id.clone()).or_insert_with(State::new);
-            if state.observe(sample, window) && state.sender.sends() {
+            let has_begun = state.observe(sample, window) && state.sender.sends();
+            let mut named = vms.iter().filter(|vm| vm.id == sample.id);
+            if has_begun && named.any(|vm| may_have_pipe(vm, config)) {
                 began.push((sample.id.clone(), format!("vpipe could help: it {state}")));
             }
         }
@@ -47,11 +54,8 @@ impl FileSenders {
     /// Advises VMs that send files and have no `[vm.pipe]` to get one.
     pub fn add_advice(&self, reports: &mut [VmReport], vms: &[Vm], config: &Config) {
         for (report, vm) in reports.iter_mut().zip(vms) {
-            let has_pipe =
-                (config.vm(vm.id.as_str(), &vm.name)).is_some_and(|vm| vm.pipe.is_some());
             let state = self.0.get(&vm.id).filter(|s| s.sender.sends());
-            // Nobody can be granted anything under a name that is not confirmed.
-            let Some(state) = state.filter(|_| !has_pipe && vm.confirmed.is_some()) else {
+            let Some(state) = state.filter(|_| may_have_pipe(vm, config)) else {
                 continue;
             };
             let sentence = format!(
@@ -67,6 +71,12 @@ impl FileSenders {
     pub fn forget(&mut self, id: &VmId) {
         self.0.remove(id);
     }
+}
+
+/// Whether a VM has no `[vm.pipe]` and could be given one. Nothing can be granted under a name that is not confirmed.
+fn may_have_pipe(vm: &Vm, config: &Config) -> bool {
+    let settings = config.vm(vm.id.as_str(), &vm.name);
+    vm.confirmed.is_some() && settings.is_none_or(|vm| vm.pipe.is_none())
 }
 
 impl State {
@@ -121,11 +131,18 @@ mod tests {
     use std::path::Path;
     use viola_meter::{Times, Traffic};
 
-    /// Seconds of a VM that reads and sends so many MB/s.
-    fn run(senders: &mut FileSenders, vm: &Vm, seconds: u64, (read, sent): (u64, u64)) -> usize {
+    /// Number of lines for the log in the seconds of a VM that reads and sends so many MB/s.
+    fn run(
+        senders: &mut FileSenders,
+        vm: &Vm,
+        config: &str,
+        seconds: u64,
+        (read, sent): (u64, u64),
+    ) -> usize {
+        let config = Config::parse(Path::new("v.toml"), config).unwrap();
         let said = (0..seconds * 10).flat_map(|tick| {
             let with_disks = tick % 10 == 9;
-            senders.observe(&Snapshot {
+            let window = Snapshot {
                 at: tick * 100_000_000,
                 span: 100_000_000,
                 with_disks,
@@ -143,7 +160,8 @@ mod tests {
                         ..Traffic::default()
                     },
                 }],
-            })
+            };
+            senders.observe(&window, std::slice::from_ref(vm), &config)
         });
         said.count()
     }
@@ -160,8 +178,8 @@ mod tests {
     fn a_vm_that_sends_files_is_named_once_and_advised_until_it_has_a_pipe() {
         let mut senders = FileSenders::default();
         let web = vm("web", 7, &[&[1]]);
-        assert_eq!(run(&mut senders, &web, 9, (40, 42)), 0);
-        assert_eq!(run(&mut senders, &web, 60, (40, 42)), 1);
+        assert_eq!(run(&mut senders, &web, "", 9, (40, 42)), 0);
+        assert_eq!(run(&mut senders, &web, "", 60, (40, 42)), 1);
         let (help, why) = advice(&senders, &web, "");
         assert_eq!(help, "vpipe");
         assert!(
@@ -170,11 +188,29 @@ mod tests {
             ),
             "{why}"
         );
-        let pipe = "[[vm]]\nname = \"web\"\n[vm.pipe]\naddresses = [\"10.0.0.1\"]";
-        assert_eq!(advice(&senders, &web, pipe).0, "");
+        senders.forget(&web.id);
+        assert_eq!(advice(&senders, &web, "").0, "");
+    }
+
+    #[test]
+    fn neither_a_vm_with_a_pipe_nor_one_of_an_unproven_name_is_named() {
+        let web = vm("web", 7, &[&[1]]);
         let mut stranger = web.clone();
         stranger.confirmed = None;
-        assert_eq!(advice(&senders, &stranger, "").0, "");
+        let pipe = "[[vm]]\nname = \"web\"\n[vm.pipe]\naddresses = [\"10.0.0.1\"]";
+        for (vm, config) in [(&web, pipe), (&stranger, "")] {
+            let mut senders = FileSenders::default();
+            assert_eq!(run(&mut senders, vm, config, 60, (40, 42)), 0);
+            assert_eq!(advice(&senders, vm, config).0, "");
+        }
+    }
+
+    #[test]
+    fn a_vm_that_is_gone_is_forgotten() {
+        let mut senders = FileSenders::default();
+        let web = vm("web", 7, &[&[1]]);
+        run(&mut senders, &web, "", 60, (40, 42));
+        assert_eq!(advice(&senders, &web, "").0, "vpipe");
         senders.forget(&web.id);
         assert_eq!(advice(&senders, &web, "").0, "");
     }
@@ -183,7 +219,7 @@ mod tests {
     fn a_vm_that_answers_from_memory_is_not_advised() {
         let mut senders = FileSenders::default();
         let web = vm("web", 7, &[&[1]]);
-        assert_eq!(run(&mut senders, &web, 60, (1, 80)), 0);
+        assert_eq!(run(&mut senders, &web, "", 60, (1, 80)), 0);
         assert_eq!(advice(&senders, &web, "").0, "");
     }
 }
