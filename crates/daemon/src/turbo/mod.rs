@@ -42,7 +42,7 @@ impl Turbo {
             let Ok(at) = window.vms.binary_search_by(|s| s.id.cmp(&vm.id)) else {
                 continue;
             };
-            let setting = inputs.controls(vm).class.value;
+            let setting = inputs.class(vm);
             let times = (window.at, window.span);
             let sample = &window.vms[at];
             if let Some(what) = self.vms.observe(vm, setting, reserve, sample, times) {
@@ -57,12 +57,12 @@ impl Turbo {
     fn count_cores(&mut self, window: &Snapshot, inputs: &Inputs) -> bool {
         let (mut vms, mut run) = (0, 0);
         for vm in inputs.vms() {
-            let setting = inputs.controls(vm).class.value;
-            if vm.vcpus.len() < 2 || !self.vms.wants(&vm.id, setting) {
+            if vm.vcpus.len() < 2 || !self.vms.wants(&vm.id, inputs.class(vm)) {
                 continue;
             }
             vms += 1;
-            let sample = window.vms.iter().find(|s| s.id == vm.id);
+            let at = window.vms.binary_search_by(|s| s.id.cmp(&vm.id));
+            let sample = at.ok().and_then(|at| window.vms.get(at));
             run += sample.map_or(0, |s| s.vcpus.first().map_or(0, |t| t.run) + s.service.run);
         }
         let config = &inputs.config;

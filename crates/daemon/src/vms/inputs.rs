@@ -6,6 +6,7 @@ use viola_host::{CpuSet, Inventory, Vm};
 
 use super::settings::{Controls, Settings};
 use viola_config::Config;
+use viola_proto::ClassSetting;
 
 /// The inputs of a turn of the control loop. Only `control/` writes them.
 pub struct Inputs {
@@ -29,6 +30,11 @@ impl Inputs {
     /// The VMs, by identity.
     pub fn vms(&self) -> &[Vm] {
         self.inventory.vms()
+    }
+
+    /// The class of a VM alone, for each window of the meter.
+    pub fn class(&self, vm: &Vm) -> ClassSetting {
+        self.settings.class(&self.config, vm)
     }
 
     /// Class, microslice, weight and cap of a VM.

@@ -164,8 +164,8 @@ impl Settings {
         )
     }
 
-    /// What holds for a VM.
-    pub fn controls(&self, config: &Config, vm: &Vm) -> Controls {
+    /// What is set for a VM, what holds first.
+    fn layers(&self, config: &Config, vm: &Vm) -> [(Overrides, Source); 3] {
         let id = vm.id.as_str();
         let mut live = self.live.get(id).copied().unwrap_or_default();
         if let Some((class, _)) = self.temporary.get(id) {
@@ -181,23 +181,23 @@ impl Settings {
                 cap: v.cap.map(Cap::from_permille),
                 lane: None,
             });
-        let layers = [
+        [
             (live, Source::Set),
             (kept, Source::Kept),
             (file, Source::Config),
-        ];
+        ]
+    }
+
+    /// The class of a VM: the one of [`Settings::controls`], for each window of the meter.
+    pub fn class(&self, config: &Config, vm: &Vm) -> ClassSetting {
+        class_of(&self.layers(config, vm), config).value
+    }
+
+    /// What holds for a VM.
+    pub fn controls(&self, config: &Config, vm: &Vm) -> Controls {
+        let layers = self.layers(config, vm);
         let group = vm.cgroup.as_ref();
-        let class = first(&layers, |s| s.class).unwrap_or(Setting {
-            value: match config.auto() {
-                Auto::On
-                    if config.allows(Accelerator::Slices) || config.allows(Accelerator::Turbo) =>
-                {
-                    ClassSetting::Auto
-                }
-                Auto::On | Auto::Advise | Auto::Off => ClassSetting::Batch,
-            },
-            source: Source::Default,
-        });
+        let class = class_of(&layers, config);
         let microslice = first(&layers, |s| s.microslice_ns).unwrap_or(Setting {
             value: DEFAULT_MICROSLICE,
             source: Source::Default,
@@ -390,6 +390,19 @@ impl Settings {
         };
         Ok(self.lanes().get(id).copied())
     }
+}
+
+/// The class that these layers give a VM.
+fn class_of(layers: &[(Overrides, Source); 3], config: &Config) -> Setting<ClassSetting> {
+    first(layers, |s| s.class).unwrap_or(Setting {
+        value: match config.auto() {
+            Auto::On if config.allows(Accelerator::Slices) || config.allows(Accelerator::Turbo) => {
+                ClassSetting::Auto
+            }
+            Auto::On | Auto::Advise | Auto::Off => ClassSetting::Batch,
+        },
+        source: Source::Default,
+    })
 }
 
 /// The value of the first source that has one.

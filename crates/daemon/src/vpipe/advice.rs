@@ -41,7 +41,10 @@ impl FileSenders {
     ) -> Vec<(VmId, String)> {
         let mut began = Vec::new();
         for sample in &window.vms {
-            let state = self.0.entry(sample.id.clone()).or_insert_with(State::new);
+            let state = match self.0.get_mut(&sample.id) {
+                Some(state) => state,
+                None => self.0.entry(sample.id.clone()).or_insert_with(State::new),
+            };
             let has_begun = state.observe(sample, window) && state.sender.sends();
             let mut named = vms.iter().filter(|vm| vm.id == sample.id);
             if has_begun && named.any(|vm| may_have_pipe(vm, config)) {

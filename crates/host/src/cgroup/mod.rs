@@ -3,22 +3,25 @@
 //!
 //! Real-time classes ignore both; a scheduler that gives VMs real-time priorities must enforce them itself.
 
+mod group_cache;
 mod members;
 mod mounts;
 mod place;
 mod rt;
 mod version;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::HostError;
 use crate::thread::Tid;
 
+pub(crate) use group_cache::GroupCache;
 pub use members::members;
 pub use mounts::Mounts;
-use place::{min_of, parent};
+use place::parent;
 pub use rt::RtBlock;
 pub(crate) use rt::rt_group_sched;
 pub use version::Version;
@@ -79,27 +82,7 @@ impl Mounts {
     /// # Errors
     /// [`HostError::Read`].
     pub fn of_vm(&self, pid: Tid, vcpus: &[Tid]) -> Result<Option<Cgroup>, HostError> {
-        let Some(place) = self.place(pid)? else {
-            return Ok(None);
-        };
-        let group = vm_group(&place.group);
-        let mut vcpu_quota = None;
-        for &vcpu in vcpus {
-            let Some(own) = self.place(vcpu)? else {
-                continue;
-            };
-            // A vCPU that an operator moved elsewhere says nothing about this VM's group.
-            if own.group != group && Path::new(&own.group).starts_with(group) {
-                vcpu_quota = min_of(vcpu_quota, own.lowest_quota(&own.group, Some(group))?);
-            }
-        }
-        Ok(Some(Cgroup {
-            version: place.version,
-            path: group.to_owned(),
-            weight: place.weight(group)?,
-            quota_permille_of_one_core: place.lowest_quota(group, None)?,
-            vcpu_quota_permille: vcpu_quota,
-        }))
+        GroupCache::default().refresh(self, pid, vcpus, Instant::now())
     }
 }
 

@@ -89,6 +89,14 @@ impl Mounts {
         Ok(group.and_then(|group| self.v2.as_ref()?.folder(group)))
     }
 
+    /// The hierarchy of this version that has the `cpu` controller or can have it.
+    pub(super) fn hierarchy(&self, version: Version) -> Option<&Mount> {
+        match version {
+            Version::V1 => self.cpu_v1.as_ref(),
+            Version::V2 => self.v2.as_ref(),
+        }
+    }
+
     /// Parses `/proc/PID/cgroup`. A version 1 hierarchy with the controller wins: version 2 cannot have it then.
     pub(super) fn place_in(&self, text: &str) -> Option<Place<'_>> {
         let lines = || {
@@ -98,13 +106,11 @@ impl Mounts {
             })
         };
         let v1 = lines().find(|(_, controllers, _)| controllers.split(',').any(|c| c == "cpu"));
-        let (version, mount, group) = match v1 {
-            Some((_, _, group)) => (Version::V1, self.cpu_v1.as_ref()?, group),
-            None => {
-                let (_, _, group) = lines().find(|(id, _, _)| *id == "0")?;
-                (Version::V2, self.v2.as_ref()?, group)
-            }
+        let (version, group) = match v1 {
+            Some((_, _, group)) => (Version::V1, group),
+            None => (Version::V2, lines().find(|(id, _, _)| *id == "0")?.2),
         };
+        let mount = self.hierarchy(version)?;
         let group = group.strip_suffix(" (deleted)").unwrap_or(group);
         Some(Place {
             version,

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::process::ProcessIdentity;
-use crate::cgroup::Mounts;
+use crate::cgroup::{GroupCache, Mounts};
 use crate::confirm::{Confirmation, Evidence};
 use crate::cpuset::CpuSet;
 use crate::error::HostError;
@@ -32,6 +32,7 @@ pub(super) struct VmProcess {
     pub(super) vmm: Vmm,
     pub(super) nics: Vec<ConfiguredNic>,
     pub(super) nics_resolved: Option<Instant>,
+    groups: GroupCache,
     pub(super) vm: Option<Vm>,
     /// `None` where the kernel gives none.
     pub(super) fd: Option<ProcessFd>,
@@ -77,6 +78,7 @@ impl VmProcess {
             vmm,
             nics: Vec::new(),
             nics_resolved: None,
+            groups: GroupCache::default(),
             vm: None,
             fd: ProcessFd::open(stat),
             first_seen: now,
@@ -221,7 +223,7 @@ impl VmProcess {
             service,
             disks,
             nics,
-            cgroup: mounts.of_vm(pid, &first_threads)?,
+            cgroup: (self.groups).refresh(mounts, pid, &first_threads, Instant::now())?,
             cores,
             status: match &self.vmm {
                 Vmm::Uml(_) => None,

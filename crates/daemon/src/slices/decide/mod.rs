@@ -90,7 +90,7 @@ impl Slices {
     /// Takes what each VM spent in a window; `true` when one of them has another class from now on.
     pub fn classify(&mut self, window: &Snapshot, inputs: &Inputs, meter: &Meter) -> bool {
         let may_choose = inputs.config.allows(Accelerator::Slices);
-        let setting = |vm: &Vm| match inputs.controls(vm).class.value {
+        let setting = |vm: &Vm| match inputs.class(vm) {
             ClassSetting::Auto if !may_choose => ClassSetting::Batch,
             other => other,
         };
