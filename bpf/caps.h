@@ -28,7 +28,7 @@ __inline_fn s64 resume_quota(const struct vm_row *vm)
 
 __inline_fn s64 max_left(const struct vm_row *vm)
 {
-	return max_s64(2 * vm->quota, 2 * MIN_CAPPED_RUN);
+	return (1 + CARRIED_QUOTAS) * max_s64(vm->quota, MIN_CAPPED_RUN);
 }
 
 /* Sets the cap of a VM, thousandths of a core; 0: none. */

@@ -18,6 +18,8 @@
 #define MIN_BUDGET (2 * US)
 #define MIN_MICROSLICE (10 * US)
 #define MIN_CAPPED_RUN ((s64)(200 * US))
+/* Unused quotas that a window gets beside its own. */
+#define CARRIED_QUOTAS 2
 #define LAG_ONE_SHIFT 10
 #define MAX_CAP 1000000
 #define MIN_SLOT (20 * US)
