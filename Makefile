@@ -4,7 +4,7 @@
 lab := $(or $(CARGO_TARGET_DIR),target)/release/viola-lab
 rt := scripts/with-rt.sh
 
-.PHONY: help run test test-beds check lint fuzz deny miri loom same-build bench-slices bench-auto bench-turbo bench-scx bench-vread bench-vpipe bench-copies bench-backlog bench-lanes bench-papers bench-daemon bench-sim demo-vread demo-vpipe build deb setup guests clients hadoop lab-image docs clean
+.PHONY: help run test test-beds check lint fuzz deny miri loom same-build bench-slices bench-auto bench-turbo bench-scx bench-vread bench-vpipe bench-copies bench-backlog bench-lanes bench-papers bench-daemon bench-sim roles demo-vread demo-vpipe build deb setup guests clients hadoop lab-image docs clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -123,6 +123,11 @@ bench-daemon: build
 ## make bench-sim     the figures of bench/results/sim.json: the simulator's speed, four minutes; ARGS="--quick" for a look
 bench-sim: build
 	@$(lab) bench sim $(ARGS)
+
+## make roles         class auto on 1,000 simulated hosts whose VMs change roles, four minutes; HOSTS=50 for a look
+HOSTS ?= 1000
+roles: setup
+	@VIOLA_HOSTS=$(HOSTS) cargo test --release -p viola-daemon --lib classes::roles -- --nocapture
 
 ## make build         the programs viola and viola-lab (target/release), and the lab's guest image
 build: setup

@@ -5,6 +5,9 @@
 //! ([`LOOKS`]), each time with a quarter of [`ERROR`], so that all looks together are wrong with at most that probability
 //! (Bonferroni's inequality). The change stays if the VM gains and no neighbour is found to lose: neither more than
 //! [`MAX_WORK_LOSS`] of its CPU time nor more than [`MAX_DELAY_LOSS`] of its delay. Otherwise it is taken back.
+//!
+//! A neighbour that itself gained by an earlier change may lose a part of that gain again ([`Sample::tolerated`]): otherwise the
+//! first VM of a core would keep out all others.
 
 use std::collections::BTreeMap;
 
@@ -35,6 +38,8 @@ pub struct Sample {
     pub delay: Option<f64>,
     /// Its CPU time, as a part of the window or in any other unit that is the same in all windows.
     pub work: f64,
+    /// Delay up to which a neighbour does not lose, ns; 0 where each longer delay is a loss.
+    pub tolerated: f64,
 }
 
 /// What all VMs got that the change may concern.
@@ -84,6 +89,10 @@ pub struct Outcome<K> {
     pub own: Option<Estimate>,
     /// Pairs of windows that were compared.
     pub pairs: usize,
+    /// The median of the VM's delays without the change, ns.
+    pub own_delay: Option<f64>,
+    /// The same of its neighbours, as far as requests came to them.
+    pub delays: Vec<(K, f64)>,
 }
 
 impl<K> Outcome<K> {
@@ -98,6 +107,8 @@ impl<K> Outcome<K> {
 struct Neighbour {
     work: Comparison,
     delay: Comparison,
+    /// Delays without the change, ns.
+    delays: Vec<f64>,
 }
 
 /// A running trial. `K` identifies a neighbour.
@@ -109,6 +120,8 @@ pub struct Trial<K> {
     /// The first window of the present pair.
     first: Option<WindowSample<K>>,
     own: Comparison,
+    /// The VM's delays without the change, ns.
+    own_delays: Vec<f64>,
     neighbours: BTreeMap<K, Neighbour>,
     pairs: usize,
     empty: usize,
@@ -122,6 +135,7 @@ impl<K: Ord + Clone> Trial<K> {
             with: false,
             first: None,
             own: Comparison::default(),
+            own_delays: Vec::new(),
             neighbours: BTreeMap::new(),
             pairs: 0,
             empty: 0,
@@ -167,13 +181,15 @@ impl<K: Ord + Clone> Trial<K> {
         };
         self.pairs += 1;
         self.own.add(before, after);
+        self.own_delays.push(before);
         for (who, before) in &without.neighbours {
             let after = with.neighbours.iter().find(|(other, _)| other == who);
             let Some((_, after)) = after else { continue };
             let neighbour = self.neighbours.entry(who.clone()).or_default();
             neighbour.work.add(before.work, after.work);
-            if let (Some(before), Some(after)) = (before.delay, after.delay) {
-                neighbour.delay.add(before, after);
+            if let (Some(before), Some(delay)) = (before.delay, after.delay) {
+                neighbour.delay.add(before.max(after.tolerated), delay);
+                neighbour.delays.push(before);
             }
         }
     }
@@ -216,6 +232,10 @@ impl<K: Ord + Clone> Trial<K> {
             finding,
             own: self.estimate(&self.own),
             pairs: self.pairs,
+            own_delay: median(&self.own_delays),
+            delays: (self.neighbours.iter())
+                .filter_map(|(who, neighbour)| Some((who.clone(), median(&neighbour.delays)?)))
+                .collect(),
         }
     }
 
@@ -226,6 +246,13 @@ impl<K: Ord + Clone> Trial<K> {
         self.lot ^= self.lot << 17;
         self.lot >> 63 == 1
     }
+}
+
+/// The upper median; `None` of nothing.
+fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied()
 }
 
 #[cfg(test)]

@@ -107,6 +107,7 @@ fn sample(vm: &VmReport, (wakes, ran): (usize, Nanos)) -> Sample {
     Sample {
         delay: (waits.len() >= MIN_WAKES).then_some(delay.max(1_024.0)),
         work: (vm.ran - ran) as f64,
+        tolerated: 0.0,
     }
 }
 

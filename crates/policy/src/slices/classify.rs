@@ -52,7 +52,7 @@ pub struct Thresholds {
 impl Default for Thresholds {
     fn default() -> Self {
         Self {
-            packets: (50.0, 10.0),
+            packets: (40.0, 10.0),
             wakes: (250.0, 120.0),
             longest_run: 2.0 * MS as f64,
             blocked: 0.1,

@@ -8,6 +8,7 @@ struct Effect {
     own_delay: f64,
     neighbour_work: f64,
     neighbour_delay: f64,
+    tolerated: f64,
     spread: f64,
 }
 
@@ -15,6 +16,7 @@ const NONE: Effect = Effect {
     own_delay: 1.0,
     neighbour_work: 1.0,
     neighbour_delay: 1.0,
+    tolerated: 0.0,
     spread: 1.5,
 };
 
@@ -48,12 +50,14 @@ fn run(effect: Effect, seed: u64) -> (Outcome<u32>, usize) {
             own: Sample {
                 delay: Some(own),
                 work: 2e8,
+                tolerated: 0.0,
             },
             neighbours: vec![(
                 7,
                 Sample {
                     delay: Some(delay),
                     work,
+                    tolerated: effect.tolerated,
                 },
             )],
         };
@@ -62,6 +66,39 @@ fn run(effect: Effect, seed: u64) -> (Outcome<u32>, usize) {
         }
     }
     unreachable!("a trial ends after the last look")
+}
+
+#[test]
+fn a_neighbour_may_lose_a_part_of_what_an_earlier_change_gave_it() {
+    let gains = Effect {
+        own_delay: 0.3,
+        neighbour_delay: 4.0,
+        ..NONE
+    };
+    let kept = |tolerated| {
+        let stays = |seed| run(Effect { tolerated, ..gains }, seed).0.stays();
+        (0..50).filter(|seed| stays(*seed)).count()
+    };
+    // Its delays are 3 ms, and 12 ms with the change.
+    assert_eq!([kept(0.0), kept(4e6)], [0, 0]);
+    assert!(kept(16e6) >= 49);
+}
+
+#[test]
+fn the_delays_without_the_change_are_told() {
+    let effect = Effect {
+        own_delay: 0.1,
+        tolerated: 1e9,
+        neighbour_delay: 9.0,
+        ..NONE
+    };
+    let outcome = run(effect, 1).0;
+    let own = outcome.own_delay.unwrap();
+    assert!((3.3e6..7.5e6).contains(&own), "{own}");
+    let [(7, other)] = outcome.delays[..] else {
+        panic!("{outcome:?}");
+    };
+    assert!((2e6..4.5e6).contains(&other), "{other}");
 }
 
 #[test]
@@ -132,6 +169,7 @@ fn each_pair_has_one_window_of_each_side_in_an_order_by_lot() {
             let own = Sample {
                 delay: Some(1e6),
                 work: 1e8,
+                tolerated: 0.0,
             };
             let neighbours = Vec::new();
             assert_eq!(trial.end_window(WindowSample { own, neighbours }), None);

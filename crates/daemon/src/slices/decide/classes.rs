@@ -11,6 +11,8 @@
 
 mod budget;
 mod memory;
+mod references;
+mod state;
 mod trial;
 mod why;
 
@@ -19,55 +21,23 @@ use std::path::Path;
 
 use viola_host::{Vm, VmId};
 use viola_meter::VmSample;
-use viola_policy::slices::classify::{
-    Advice, Classifier, Figure, Figures, Thresholds, Verdict, Window,
-};
+use viola_policy::slices::classify::{Advice, Figure, Figures, Verdict};
 use viola_policy::slices::{Class, MS, Nanos};
 use viola_policy::trial::Finding;
 use viola_proto::ClassSetting;
 
 use self::budget::Budget;
 use self::memory::{Memory, Remembered};
+use self::references::References;
+use self::state::{State, class_of};
 pub use self::trial::Counters;
 use self::trial::{Running, found};
 use crate::vms::settings::shares_its_name;
 use viola_cli::error::one_line;
 use viola_cli::quantities::{percent, rounded};
 
-/// Shortest window of the classifier, ns.
-const WINDOW: Nanos = 100 * MS;
-/// Shortest time between two trials of a VM, ns.
-const RETRIAL_DELAY: Nanos = 600_000 * MS;
 /// A class that stays is tried again after this time, ns: the load may have become another.
 const STAY_TIME: Nanos = 3_600_000 * MS;
-
-/// State of one VM.
-#[derive(Debug)]
-struct State {
-    classifier: Classifier,
-    verdict: Option<Verdict>,
-    sums: WindowSums,
-    /// Class while the setting is auto.
-    chosen: Class,
-    /// Time of its last trial's end, ns; `None` before the first one.
-    tried_at: Option<Nanos>,
-    /// What the VM's figure was without class ls, ns, if that class stays.
-    without: Option<(Figure, Nanos)>,
-    /// End of the last window, ns.
-    observed_at: Nanos,
-    /// Why its last trial began, or what that trial found; empty before the first one.
-    last_change: String,
-}
-
-/// Sums of the current window.
-#[derive(Debug, Default)]
-struct WindowSums {
-    span: Nanos,
-    run: u64,
-    wait: u64,
-    wakes: u64,
-    packets: u64,
-}
 
 /// The classes of all VMs.
 #[derive(Debug, Default)]
@@ -76,6 +46,7 @@ pub struct Classes {
     /// Trials that concern different VMs.
     trials: Vec<Running>,
     budget: Budget,
+    references: References,
     memory: Memory,
 }
 
@@ -131,8 +102,10 @@ impl Classes {
             let remembered = self.memory.get(&o.vm.id);
             State::remember(remembered, o.at)
         });
-        state.observed_at = o.at;
-        state.add(o);
+        (state.observed_at, state.setting) = (o.at, o.setting);
+        if state.add(o) {
+            self.end_role(&o.vm.id);
+        }
         if o.setting != ClassSetting::Auto {
             self.cancel_trial(&o.vm.id);
             return None;
@@ -146,7 +119,11 @@ impl Classes {
             }
             (state.chosen, state.without) = (Class::Batch, None);
             state.last_change.clear();
+            // What its next load needs may be tried at once, but counts as one more trial.
+            (state.tried_at, state.next_trial) = (Some(o.at), o.at);
             self.cancel_trial(&o.vm.id);
+            let near = |trial: &&mut Running| trial.concerned.contains(&o.vm.id);
+            (self.trials.iter_mut().filter(near)).for_each(|trial| trial.is_stale = true);
             self.memory.forget(&o.vm.id);
             return ClassChange::logged(format!("class batch (auto, was ls): {}", verdict.why));
         }
@@ -175,8 +152,9 @@ impl Classes {
         let (before, reason, line) = match state.without.filter(|_| state.chosen == Class::Ls) {
             None if !advice.is_worth_it() => return None,
             None => {
-                let line = format!("tries class ls (auto): {}; {advice}", verdict.why);
-                ((o.figures)().best()?, verdict.why.to_string(), line)
+                let why = state.looked.unwrap_or(verdict.why);
+                let line = format!("tries class ls (auto): {why}; {advice}");
+                ((o.figures)().best()?, why.to_string(), line)
             }
             Some((figure, without)) => {
                 let now = (o.figures)().get(figure)?;
@@ -218,8 +196,11 @@ impl Classes {
         if !is_first {
             self.budget.spend(o.at, concerned.clone());
         }
+        let mut others = concerned.iter().filter(|id| **id != o.vm.id);
+        let from_stock = others.all(|id| self.known_class(id) == Class::Batch);
+        let state = self.vms.get_mut(&o.vm.id)?;
         state.last_change = reason;
-        let trial = Running::begin(o.vm.id.clone(), concerned, before, o.at);
+        let trial = Running::begin(o.vm.id.clone(), concerned, before, from_stock, o.at);
         state.choose(trial.is_ls());
         self.trials.push(trial);
         ClassChange::logged(line)
@@ -227,25 +208,44 @@ impl Classes {
 
     /// Lets the time of the trial go on. Keeps the class if the trial ends well, and takes it back otherwise.
     fn step_trial(&mut self, tried: usize, o: &Observation<'_>) -> Option<ClassChange> {
-        if self.is_disturbed(o) {
+        let disturbance = match self.is_disturbed(o) {
+            true => Some("a VM on trial came to its core"),
+            false => (self.trials.get(tried)?.is_stale)
+                .then_some("class ls of another VM of its core ended"),
+        };
+        if let Some(what) = disturbance {
             self.cancel_trial(&o.vm.id);
-            let line = "ends its trial of class ls (auto): a VM on trial came to its core";
-            return ClassChange::logged(line.into());
+            return ClassChange::logged(format!("ends its trial of class ls (auto): {what}"));
         }
         let trial = self.trials.get_mut(tried)?;
+        let (vms, references) = (&self.vms, &self.references);
+        let tolerated = |id: &VmId| match vms.get(id) {
+            // A class that the operator set is to have its full effect.
+            Some(state) if state.setting != ClassSetting::Ls => {
+                references.tolerated(id, state.class(), o.at)
+            }
+            _ => 0.0,
+        };
+        let outcome = trial.step(o.at, o.counters, &tolerated);
         let state = self.vms.get_mut(&o.vm.id)?;
-        let Some(outcome) = trial.step(o.at, o.counters) else {
+        let Some(outcome) = outcome else {
             let has_changed = state.choose(trial.is_ls());
             return has_changed.then_some(ClassChange { line: None });
         };
         let ((figure, without), compared) = (trial.before, trial.compared);
+        if compared == Some(Figure::PacketDelay) {
+            (self.references).learn(&o.vm.id, &outcome, trial.from_stock, o.at);
+        }
         self.trials.swap_remove(tried);
         let stays = outcome.stays();
         let found = found(&outcome, compared, o.name);
         state.choose(stays);
         let class = if stays { "ls" } else { "batch" };
         let line = format!("class {class} (auto): {found}");
-        state.tried_at = Some(o.at);
+        state.end_trial(o.at);
+        if let Finding::Harms { who, .. } = &outcome.finding {
+            state.harmed = Some(who.clone());
+        }
         state.without = stays.then_some((figure, without));
         state.last_change.clone_from(&found);
         if outcome.finding != Finding::TooFewEvents && !shares_its_name(o.vm) {
@@ -291,20 +291,30 @@ impl Classes {
         }
     }
 
+    /// A VM is gone or does something else: what trials found about it no longer counts.
+    fn end_role(&mut self, id: &VmId) {
+        self.references.forget(id);
+        for state in self.vms.values_mut() {
+            state.allow_trial_without(id);
+        }
+    }
+
     /// Forgets a VM that is gone.
     pub fn forget(&mut self, id: &VmId) {
         self.cancel_trial(id);
+        self.end_role(id);
         self.vms.remove(id);
     }
 
     /// The class of a VM with this setting.
     pub fn class(&self, id: &VmId, setting: ClassSetting) -> Class {
-        match setting {
-            ClassSetting::Ls => Class::Ls,
-            // In the plan, a VM of class turbo is a batch VM with a turbo vCPU.
-            ClassSetting::Batch | ClassSetting::Turbo => Class::Batch,
-            ClassSetting::Auto => self.vms.get(id).map_or(Class::Batch, |s| s.chosen),
-        }
+        let chosen = self.vms.get(id).map_or(Class::Batch, |s| s.chosen);
+        class_of(setting, chosen)
+    }
+
+    /// The class of a VM with the setting that it had in the last window.
+    fn known_class(&self, id: &VmId) -> Class {
+        self.vms.get(id).map_or(Class::Batch, State::class)
     }
 
     /// Advice to the operator about a VM that is set to batch and whose waits class ls would shorten.
@@ -343,81 +353,7 @@ fn shell_word(name: &str) -> String {
     }
 }
 
-impl State {
-    fn new() -> Self {
-        Self {
-            classifier: Classifier::new(Thresholds::default()),
-            verdict: None,
-            sums: WindowSums::default(),
-            chosen: Class::Batch,
-            tried_at: None,
-            without: None,
-            observed_at: 0,
-            last_change: String::new(),
-        }
-    }
-
-    /// The state of a VM that appears at `at` (ns), with what its last trial found.
-    fn remember(remembered: Option<&Remembered>, at: Nanos) -> Self {
-        let Some(remembered) = remembered else {
-            return Self::new();
-        };
-        let mut state = Self::new();
-        state.tried_at = Some(at);
-        state.last_change.clone_from(&remembered.found);
-        if remembered.stays {
-            state.chosen = Class::Ls;
-            state.classifier = Classifier::with_class(Thresholds::default(), Class::Ls);
-            let figure = match remembered.by_packets {
-                true => Figure::PacketDelay,
-                false => Figure::ResidualWait,
-            };
-            state.without = Some((figure, remembered.without_ns));
-        }
-        state
-    }
-
-    /// Gives the VM class ls or batch. Returns whether it had the other one.
-    fn choose(&mut self, ls: bool) -> bool {
-        let class = match ls {
-            true => Class::Ls,
-            false => Class::Batch,
-        };
-        std::mem::replace(&mut self.chosen, class) != class
-    }
-
-    /// Time until the VM may be tried (again), ns.
-    fn time_to_trial(&self, at: Nanos) -> Nanos {
-        let next = self.tried_at.map_or(0, |tried| tried + RETRIAL_DELAY);
-        next.saturating_sub(at)
-    }
-
-    /// Adds to the window, and classifies when the window is full.
-    fn add(&mut self, o: &Observation<'_>) {
-        let (g, total) = (&mut self.sums, o.sample.vcpu_total());
-        g.span += o.span;
-        g.run += total.run;
-        g.wait += total.wait;
-        g.wakes += total.wakes;
-        g.packets += o.sample.traffic.rx_packets + o.sample.traffic.tx_packets;
-        if g.span < WINDOW {
-            return;
-        }
-        let time = g.span as f64 * o.sample.vcpus.len().max(1) as f64;
-        let part = |ns: u64| (ns as f64 / time).min(1.0);
-        let per_s = |n: u64| n as f64 * 1e9 / g.span as f64;
-        let (run, wait) = (part(g.run), part(g.wait));
-        let window = Window {
-            run,
-            wait,
-            blocked: (1.0 - run - wait).max(0.0),
-            wakes: per_s(g.wakes),
-            packets: per_s(g.packets),
-        };
-        self.sums = WindowSums::default();
-        self.verdict = Some(self.classifier.observe(o.at, &window));
-    }
-}
-
+#[cfg(test)]
+mod roles;
 #[cfg(test)]
 mod tests;

@@ -155,7 +155,7 @@ fn a_load_at_the_threshold_does_not_flap() {
     let (mut c, mut now) = (Classifier::new(Thresholds::default()), 0);
     let mut changes = 0;
     for k in 0..10_000 {
-        let packets = if k % 2 == 0 { 49.0 } else { 51.0 };
+        let packets = if k % 2 == 0 { 39.0 } else { 41.0 };
         changes += u32::from(feed(&mut c, &mut now, &Window { packets, ..BATCH }, 1).changed);
     }
     assert_eq!(changes, 0);

@@ -267,6 +267,59 @@ fn a_vm_that_stops_its_io_becomes_batch() {
 }
 
 #[test]
+fn a_vm_that_serves_again_is_tried_again_at_once_a_few_times_an_hour() {
+    let (mut h, a) = (Host::new(), vm("a", 10, &[&[1]]));
+    let mut trials = 0;
+    for _ in 0..20 {
+        h.packets = 40;
+        let said = h.run(&[&a], ClassSetting::Auto, TRIAL_TIME);
+        trials += said.iter().filter(|line| line.contains("tries")).count();
+        h.packets = 0;
+        h.run(&[&a], ClassSetting::Auto, 20 * S);
+    }
+    assert_eq!(trials, 1 + budget::MAX_REPEATED_TRIALS);
+}
+
+#[test]
+fn a_neighbour_that_was_harmed_and_does_something_else_no_longer_stands_in_the_way() {
+    let (mut h, a) = (Host::new(), vm("a", 10, &[&[1]]));
+    h.neighbour = (0.5, 0.45);
+    h.run(&[&a], ClassSetting::Auto, TRIAL_TIME);
+    h.neighbour = (0.1, 0.1);
+    assert_eq!(h.run(&[&a], ClassSetting::Auto, 60 * S), [""; 0]);
+    h.classes.end_role(&vm("neighbour", 90, &[&[1]]).id);
+    let said = h.run(&[&a], ClassSetting::Auto, TRIAL_TIME);
+    assert_eq!((said.len(), h.class(&a)), (2, Class::Ls), "{said:?}");
+}
+
+#[test]
+fn a_second_server_may_take_a_part_of_what_the_first_one_gained() {
+    let mut h = Host::new();
+    let (a, b) = (vm("a", 10, &[&[1]]), vm("b", 20, &[&[1]]));
+    h.run(&[&a, &b], ClassSetting::Auto, TRIAL_TIME);
+    assert_eq!(h.class(&a), Class::Ls);
+    // Requests to a waited 1 ms since then, and 17 ms on stock.
+    h.delay.1 = 3 * MS;
+    h.run(&[&a, &b], ClassSetting::Auto, TRIAL_TIME);
+    assert_eq!((h.class(&a), h.class(&b)), (Class::Ls, Class::Ls));
+}
+
+#[test]
+fn a_trial_ends_when_class_ls_of_a_neighbour_ends() {
+    let mut h = Host::new();
+    let (a, b) = (vm("a", 10, &[&[1]]), vm("b", 20, &[&[1]]));
+    h.run(&[&a, &b], ClassSetting::Auto, TRIAL_TIME);
+    assert_eq!(h.classes.trials.len(), 1);
+    h.packets = 0;
+    h.run(&[&a], ClassSetting::Auto, 11 * S);
+    h.packets = 40;
+    assert_eq!(
+        h.run(&[&b], ClassSetting::Auto, 100 * MS),
+        ["b: ends its trial of class ls (auto): class ls of another VM of its core ended"]
+    );
+}
+
+#[test]
 fn a_trial_that_is_suspended_leaves_the_class_from_before() {
     let (mut h, a) = (Host::new(), vm("a", 10, &[&[1]]));
     h.run(&[&a], ClassSetting::Auto, 10 * S);

@@ -35,6 +35,10 @@ pub(super) struct Running {
     pub(super) before: (Figure, Nanos),
     /// What is compared: the packet delay if the first window has enough packets, else the residual wait.
     pub(super) compared: Option<Figure>,
+    /// Whether no other VM of the core had class ls when the trial began.
+    pub(super) from_stock: bool,
+    /// The class of another VM of the core has ended since, so earlier windows and later ones do not compare.
+    pub(super) is_stale: bool,
     trial: Trial<VmId>,
     /// Length of a window, ns.
     window: Nanos,
@@ -50,6 +54,7 @@ impl Running {
         vm: VmId,
         concerned: BTreeSet<VmId>,
         before: (Figure, Nanos),
+        from_stock: bool,
         at: Nanos,
     ) -> Self {
         let seed = seed(&vm, at);
@@ -58,6 +63,8 @@ impl Running {
             concerned,
             before,
             compared: None,
+            from_stock,
+            is_stale: false,
             trial: Trial::new(seed),
             window: WINDOW,
             begun: at,
@@ -75,11 +82,13 @@ impl Running {
         self.trial.pairs()
     }
 
-    /// Lets the time be `at` (ns). Returns the outcome when the trial ends.
+    /// Lets the time be `at` (ns). Returns the outcome when the trial ends. `tolerated` tells the delay (ns) up to which a neighbour
+    /// does not lose.
     pub(super) fn step(
         &mut self,
         at: Nanos,
         counters: &dyn Fn() -> Counters,
+        tolerated: &dyn Fn(&VmId) -> f64,
     ) -> Option<Outcome<VmId>> {
         if at < self.begun + SETTLING {
             return None;
@@ -106,12 +115,17 @@ impl Running {
                 None => Figure::ResidualWait,
             });
         }
-        let sample = self.sample(base, &now);
+        let sample = self.sample(base, &now, tolerated);
         (self.begun, self.base) = (at, None);
         self.trial.end_window(sample)
     }
 
-    fn sample(&self, base: &Counters, now: &Counters) -> WindowSample<VmId> {
+    fn sample(
+        &self,
+        base: &Counters,
+        now: &Counters,
+        tolerated: &dyn Fn(&VmId) -> f64,
+    ) -> WindowSample<VmId> {
         let span = |id: &VmId| {
             let (now, base) = (now.get(id)?, base.get(id)?);
             let time = now.at.saturating_sub(base.at).max(1) as f64;
@@ -126,6 +140,7 @@ impl Running {
                 _ => residual_wait(&span),
             },
             work,
+            tolerated: 0.0,
         });
         let neighbours = now.keys().filter(|id| **id != self.vm);
         let neighbours = neighbours.filter_map(|id| {
@@ -133,6 +148,7 @@ impl Running {
             let sample = Sample {
                 delay: packet_delay(&span),
                 work,
+                tolerated: tolerated(id),
             };
             Some((id.clone(), sample))
         });

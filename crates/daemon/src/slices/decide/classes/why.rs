@@ -109,14 +109,13 @@ mod tests {
     }
 
     fn looks_latency_sensitive() -> State {
-        State {
-            verdict: Some(Verdict {
-                class: Class::Ls,
-                changed: true,
-                why: Reason::StillBusy,
-            }),
-            ..State::new()
-        }
+        let mut state = State::new();
+        state.verdict = Some(Verdict {
+            class: Class::Ls,
+            changed: true,
+            why: Reason::StillBusy,
+        });
+        state
     }
 
     #[test]
@@ -139,7 +138,7 @@ mod tests {
         assert!(why.contains("too little a gain"), "{why}");
         let web = vm("web", 8, &[&[1]]).id;
         let both = [web.clone(), id.clone()].into();
-        let trial = Running::begin(web, both, (Figure::PacketDelay, 9 * MS), 0);
+        let trial = Running::begin(web, both, (Figure::PacketDelay, 9 * MS), true, 0);
         classes.trials.push(trial);
         let why = classes.why(&id, AUTO, worth(9 * MS));
         assert!(why.contains("of its core is being tried first"), "{why}");
@@ -154,7 +153,7 @@ mod tests {
         let why = classes.why(&id, AUTO, worth(9 * MS));
         assert!(why.ends_with("packets is 0.20x"), "{why}");
         let alone = [id.clone()].into();
-        let trial = Running::begin(id.clone(), alone, (Figure::PacketDelay, 9 * MS), 0);
+        let trial = Running::begin(id.clone(), alone, (Figure::PacketDelay, 9 * MS), true, 0);
         classes.trials.push(trial);
         let why = classes.why(&id, AUTO, worth(9 * MS));
         assert!(
@@ -165,7 +164,8 @@ mod tests {
         classes.trials.clear();
         let state = classes.vms.get_mut(&id).unwrap();
         state.chosen = Class::Batch;
-        (state.observed_at, state.tried_at) = (400_000 * MS, Some(100_000 * MS));
+        state.end_trial(100_000 * MS);
+        state.observed_at = 400_000 * MS;
         let why = classes.why(&id, AUTO, worth(9 * MS));
         assert!(why.contains("was tried, and the delay"), "{why}");
         assert!(why.contains("tried again in 300 s"), "{why}");

@@ -1,0 +1,496 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Class auto on simulated hosts whose VMs change their roles, compared with stock and with the best classes by hand.
+//!
+//! A host is one core with three to six VMs. In each of three phases of three minutes every VM gets a role by lot. The same host
+//! runs three times: all VMs in class batch; in the classes that auto chooses, without knowing the roles; and in the best ones,
+//! which are found for each phase by trying all. `VIOLA_HOSTS` is the number of hosts, and
+//! `VIOLA_VERBOSE` shows each of them.
+
+use super::*;
+use crate::testing::vm;
+use viola_meter::acct::{HistCounters, bucket_of};
+use viola_meter::{Histogram, Times, Traffic, VmCounters, Waits};
+use viola_policy::slices::classify::advise;
+use viola_policy::slices::simulate::{Behaviour, Core, Driver, SimVm};
+use viola_policy::slices::{CoreScheduler, Credit, Interleaved, InterleavedConfig, Params, US};
+
+const S: Nanos = 1000 * MS;
+const PHASES: usize = 3;
+const PHASE: Nanos = 180 * S;
+/// Windows in which a VM must not be worse off than on stock.
+const WINDOW: Nanos = 10 * S;
+/// What auto may take to find a server after its role has begun.
+const LEARNING: Nanos = 60 * S;
+/// Ticks of the control loop.
+const TICK: Nanos = 100 * MS;
+const MICROSLICE: Nanos = 300 * US;
+
+/// Random numbers by SplitMix64.
+struct Lots(u64);
+
+impl Lots {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % n
+    }
+
+    fn between(&mut self, least: u64, most: u64) -> u64 {
+        least + self.below(most - least + 1)
+    }
+
+    /// Half of the VMs compute, two of five are servers that want at most a third of their share, and the others do nothing.
+    fn role(&mut self, vms: u64) -> Behaviour {
+        match self.below(10) {
+            0..5 => Behaviour::Busy,
+            5..7 => {
+                let period = self.between(2 * MS, 40 * MS);
+                let on = period * self.between(10, 330) / 1000 / vms;
+                Behaviour::Duty { period, on }
+            }
+            7..9 => {
+                let think = self.between(2 * MS, 30 * MS);
+                let run = think * self.between(10, 330) / 1000 / vms;
+                Behaviour::Bursts {
+                    sleep: (think / 2, think * 3 / 2),
+                    run: (run / 2, run * 3 / 2),
+                }
+            }
+            _ => Behaviour::Idle,
+        }
+    }
+}
+
+fn is_server(behaviour: Behaviour) -> bool {
+    matches!(behaviour, Behaviour::Duty { .. } | Behaviour::Bursts { .. })
+}
+
+/// The roles of the VMs, by phase.
+fn roles(host: u64) -> Vec<Vec<Behaviour>> {
+    let mut lots = Lots(host);
+    let vms = lots.between(3, 6);
+    let phase = |_| (0..vms).map(|_| lots.role(vms)).collect();
+    (0..PHASES).map(phase).collect()
+}
+
+/// A core whose VMs are scheduled by viola while one of them has class ls, and as by a stock kernel otherwise.
+struct Host {
+    core: Core<Box<dyn CoreScheduler>>,
+    vms: Vec<SimVm>,
+    /// Number of wake-up waits and preemption waits that were read of each VM.
+    read: Vec<(usize, usize)>,
+}
+
+/// What a VM got in some time.
+#[derive(Clone, Default)]
+struct Got {
+    run: Nanos,
+    wait: Nanos,
+    wakes: Vec<Nanos>,
+    preempted: Vec<Nanos>,
+}
+
+fn scheduler(ls: bool) -> Box<dyn CoreScheduler> {
+    match ls {
+        true => Box::new(Interleaved::new(InterleavedConfig::default())),
+        false => {
+            let mut stock = Credit::new(false);
+            stock.set_slice(4 * MS);
+            Box::new(stock)
+        }
+    }
+}
+
+impl Host {
+    fn new(roles: &[Behaviour], seed: u64) -> Self {
+        let vm = |(id, behaviour): (usize, &Behaviour)| SimVm {
+            params: Params {
+                id: id as u32,
+                class: Class::Batch,
+                weight: 256,
+                cap_permille: None,
+                microslice: MICROSLICE,
+            },
+            behaviour: *behaviour,
+        };
+        let vms: Vec<SimVm> = roles.iter().enumerate().map(vm).collect();
+        Self {
+            core: Core::new(scheduler(false), &vms, Driver::default(), seed),
+            read: vec![(0, 0); vms.len()],
+            vms,
+        }
+    }
+
+    fn set_roles(&mut self, roles: &[Behaviour]) {
+        for (vm, behaviour) in self.vms.iter_mut().zip(roles) {
+            vm.behaviour = *behaviour;
+        }
+        self.core.configure(&self.vms);
+    }
+
+    fn set_classes(&mut self, ls: &[bool]) {
+        let had_ls = self.has_ls();
+        let before = self.vms.clone();
+        for (vm, ls) in self.vms.iter_mut().zip(ls) {
+            vm.params.class = match ls {
+                true => Class::Ls,
+                false => Class::Batch,
+            };
+        }
+        if self.vms == before {
+            return;
+        }
+        if had_ls != self.has_ls() {
+            *self.core.scheduler_mut() = scheduler(self.has_ls());
+        }
+        self.core.configure(&self.vms);
+    }
+
+    fn has_ls(&self) -> bool {
+        self.vms.iter().any(|vm| vm.params.class == Class::Ls)
+    }
+
+    /// Lets time pass, and returns what each VM got.
+    fn run(&mut self, time: Nanos) -> Vec<Got> {
+        let report = self.core.report();
+        let before: Vec<_> = report.vms.iter().map(|vm| (vm.ran, vm.waited)).collect();
+        let end = self.core.now() + time;
+        let report = self.core.run_until(end).unwrap();
+        let vms = report.vms.iter().zip(before).zip(&mut self.read);
+        vms.map(|((vm, (ran, waited)), read)| {
+            let got = Got {
+                run: vm.ran - ran,
+                wait: vm.waited - waited,
+                wakes: vm.wake_waits[read.0..].to_vec(),
+                preempted: vm.preempt_waits[read.1..].to_vec(),
+            };
+            *read = (vm.wake_waits.len(), vm.preempt_waits.len());
+            got
+        })
+        .collect()
+    }
+}
+
+/// What a VM got in a window of ten seconds.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    /// Mean of the slowest twentieth of its requests' delays, ns; `None` for a VM that is no server.
+    delay: Option<f64>,
+    /// Run time, ns.
+    work: f64,
+}
+
+/// The windows of each VM, by phase.
+type Windows = Vec<Vec<Vec<Window>>>;
+
+/// Sums up ticks to windows.
+fn windows(ticks: &[Vec<Got>], roles: &[Behaviour]) -> Vec<Vec<Window>> {
+    let of_vm = |i: usize| {
+        let window = |ticks: &[Vec<Got>]| {
+            let mut delays: Vec<Nanos> = ticks.iter().flat_map(|t| t[i].wakes.clone()).collect();
+            delays.sort_unstable_by(|a, b| b.cmp(a));
+            let slowest = &delays[..delays.len().div_ceil(20)];
+            let mean = slowest.iter().sum::<Nanos>() as f64 / slowest.len().max(1) as f64;
+            Window {
+                delay: (is_server(roles[i]) && !delays.is_empty()).then_some(mean.max(1_024.0)),
+                work: ticks.iter().map(|t| t[i].run).sum::<Nanos>() as f64,
+            }
+        };
+        ticks.chunks((WINDOW / TICK) as usize).map(window).collect()
+    };
+    (0..roles.len()).map(of_vm).collect()
+}
+
+/// Runs all phases in the classes that `classes` gives before each tick, from the host and the number of the phase.
+fn run(
+    roles: &[Vec<Behaviour>],
+    seed: u64,
+    mut classes: impl FnMut(usize, &[Got]) -> Vec<bool>,
+) -> Windows {
+    let mut host = Host::new(&roles[0], seed);
+    let mut got = vec![Got::default(); roles[0].len()];
+    let mut phase = |(p, roles): (usize, &Vec<Behaviour>)| {
+        host.set_roles(roles);
+        let mut tick = |_| {
+            host.set_classes(&classes(p, &got));
+            got = host.run(TICK);
+            got.clone()
+        };
+        let ticks: Vec<Vec<Got>> = (0..PHASE / TICK).map(&mut tick).collect();
+        windows(&ticks, roles)
+    };
+    roles.iter().enumerate().map(&mut phase).collect()
+}
+
+/// Mean delay of a VM's windows, as a multiple of that in others.
+fn ratio(windows: &[Window], others: &[Window]) -> Option<f64> {
+    let mean = |windows: &[Window]| {
+        let delays: Vec<f64> = windows.iter().filter_map(|w| w.delay).collect();
+        (!delays.is_empty()).then(|| delays.iter().sum::<f64>() / delays.len() as f64)
+    };
+    Some(mean(windows)? / mean(others)?)
+}
+
+/// The best classes of a phase: of all sets of servers in class ls, the one with the shortest delays that takes no VM 2 % of its
+/// run time.
+fn best_classes(roles: &[Behaviour], seed: u64) -> Vec<bool> {
+    let servers: Vec<usize> = (0..roles.len()).filter(|&i| is_server(roles[i])).collect();
+    let try_set = |set: u64| {
+        let is_ls = |i: usize| {
+            let k = servers.iter().position(|&s| s == i);
+            k.is_some_and(|k| set >> k & 1 == 1)
+        };
+        let ls: Vec<bool> = (0..roles.len()).map(is_ls).collect();
+        let mut host = Host::new(roles, seed);
+        host.set_classes(&ls);
+        let ticks: Vec<Vec<Got>> = (0..2 * WINDOW / TICK).map(|_| host.run(TICK)).collect();
+        (ls, windows(&ticks, roles))
+    };
+    let (none, stock) = try_set(0);
+    let score = |got: &[Vec<Window>]| -> Option<f64> {
+        let work = |windows: &[Window]| windows.iter().map(|w| w.work).sum::<f64>();
+        let mut pairs = got.iter().zip(&stock);
+        if pairs.any(|(got, stock)| work(got) < 0.98 * work(stock)) {
+            return None;
+        }
+        let logs = got.iter().zip(&stock).filter_map(|(g, s)| ratio(g, s));
+        Some(logs.map(f64::ln).sum())
+    };
+    let mut best = (0.0, none);
+    for set in 1..1_u64 << servers.len() {
+        let (ls, got) = try_set(set);
+        if let Some(score) = score(&got).filter(|s| *s < best.0) {
+            best = (score, ls);
+        }
+    }
+    best.1
+}
+
+/// Class auto as the daemon has it, fed by simulated counters.
+struct Auto {
+    classes: Classes,
+    vms: Vec<Vm>,
+    now: Nanos,
+    counters: Counters,
+    /// Packets and waits of the last ten seconds, tick by tick.
+    recent: BTreeMap<VmId, Vec<Vec<(bool, Nanos)>>>,
+    changes: Vec<(Nanos, String)>,
+}
+
+impl Auto {
+    fn new(vms: usize) -> Self {
+        let name = |i: usize| vm(&format!("vm{i}"), 10 + 10 * i as u32, &[&[1]]);
+        Self {
+            classes: Classes::default(),
+            vms: (0..vms).map(name).collect(),
+            now: 0,
+            counters: Counters::new(),
+            recent: BTreeMap::new(),
+            changes: Vec::new(),
+        }
+    }
+
+    /// The classes for the next tick, by what the VMs got in the last one.
+    fn tick(&mut self, roles: &[Behaviour], got: &[Got]) -> Vec<bool> {
+        self.now += TICK;
+        for (i, got) in got.iter().enumerate() {
+            self.count(i, is_server(roles[i]), got);
+        }
+        for (i, got) in got.iter().enumerate() {
+            self.observe(i, is_server(roles[i]), got);
+        }
+        let is_ls = |vm: &Vm| self.classes.class(&vm.id, ClassSetting::Auto) == Class::Ls;
+        self.vms.iter().map(is_ls).collect()
+    }
+
+    fn count(&mut self, i: usize, serves: bool, got: &Got) {
+        let id = self.vms[i].id.clone();
+        let blank = || VmCounters {
+            at: 0,
+            run: 0,
+            packets: HistCounters::ZERO,
+            waits: vec![HistCounters::ZERO],
+        };
+        let counters = self.counters.entry(id.clone()).or_insert_with(blank);
+        counters.at = self.now;
+        counters.run += got.run;
+        let count = |counters: &mut HistCounters, ns: Nanos| {
+            let bucket = bucket_of(ns);
+            counters.counts[bucket] += 1;
+            counters.sums[bucket] += ns;
+        };
+        let mut tick = Vec::new();
+        for &wait in &got.wakes {
+            count(&mut counters.waits[0], wait);
+            tick.push((serves, wait));
+            if serves {
+                count(&mut counters.packets, wait);
+            }
+        }
+        for &wait in &got.preempted {
+            count(&mut counters.waits[0], wait);
+            tick.push((false, wait));
+        }
+        let recent = self.recent.entry(id).or_default();
+        recent.push(tick);
+        if recent.len() as u64 > WINDOW / TICK {
+            recent.remove(0);
+        }
+    }
+
+    fn figures(&self, id: &VmId) -> Figures {
+        let mut packets = Histogram::default();
+        let mut waits = Waits {
+            time: WINDOW,
+            ..Waits::default()
+        };
+        for &(is_packet, ns) in self.recent[id].iter().flatten() {
+            if is_packet {
+                packets.add(ns, 1);
+            }
+            waits.histogram.add(ns, 1);
+        }
+        Figures {
+            packet_delay: packets.quantile(0.99).filter(|_| packets.count() >= 100),
+            residual_wait: waits
+                .residual_quantile(0.99)
+                .filter(|_| waits.histogram.count() >= 100),
+            mean_wait: None,
+        }
+    }
+
+    fn observe(&mut self, i: usize, serves: bool, got: &Got) {
+        let vm = &self.vms[i];
+        let requests = if serves { got.wakes.len() as u64 } else { 0 };
+        let sample = VmSample {
+            id: vm.id.clone(),
+            vcpus: vec![Times {
+                run: got.run,
+                wait: got.wait,
+                blocked: TICK.saturating_sub(got.run + got.wait),
+                wakes: got.wakes.len() as u64,
+                ..Times::default()
+            }],
+            service: Times::default(),
+            traffic: Traffic {
+                rx_packets: requests,
+                tx_packets: requests,
+                ..Traffic::default()
+            },
+        };
+        let ls = self.vms.iter().filter(|other| {
+            other.id != vm.id && self.classes.class(&other.id, ClassSetting::Auto) == Class::Ls
+        });
+        let advice = self.classes.is_candidate(&vm.id).then(|| {
+            let (count, share) = (self.vms.len() as u32, 1.0 / self.vms.len() as f64);
+            let best = self.figures(&vm.id).best();
+            advise(
+                best,
+                count - 1,
+                4 * MS,
+                share,
+                MICROSLICE,
+                ls.map(|_| MICROSLICE),
+            )
+        });
+        let mut classes = std::mem::take(&mut self.classes);
+        let change = classes.observe(&Observation {
+            vm,
+            setting: ClassSetting::Auto,
+            sample: &sample,
+            at: self.now,
+            span: TICK,
+            figures: &|| self.figures(&vm.id),
+            advice,
+            near: &|| self.vms.iter().map(|vm| vm.id.clone()).collect(),
+            counters: &|| self.counters.clone(),
+            name: &|id| id.to_string(),
+        });
+        let line = change.and_then(|change| change.line);
+        let line = line.map(|line| (self.now, format!("{}: {line}", vm.name)));
+        self.classes = classes;
+        self.changes.extend(line);
+    }
+}
+
+/// What came of all hosts.
+#[derive(Default, Debug)]
+struct Total {
+    /// Sums of the parts of stock's delay that were taken away after the time to learn, by auto and by the best classes.
+    gain: (f64, f64),
+    /// Windows in all, and those in which a VM got 5 % less or waited 5 % longer than on stock, under auto and on stock itself.
+    windows: usize,
+    worse: (usize, usize),
+    /// Numbers of VMs and roles by how often class ls was tried for them.
+    trials: BTreeMap<usize, usize>,
+}
+
+impl Total {
+    /// Whether a window is worse than those of a phase on stock together.
+    fn is_worse(window: &Window, stock: &[Window]) -> bool {
+        let mean = stock.iter().map(|w| w.work).sum::<f64>() / stock.len() as f64;
+        let delay = ratio(std::slice::from_ref(window), stock);
+        window.work < 0.95 * mean || delay.is_some_and(|ratio| ratio > 1.05)
+    }
+}
+
+#[test]
+fn hosts_whose_vms_change_roles_gain_and_nobody_is_worse_off() {
+    let hosts = std::env::var("VIOLA_HOSTS").map_or(12, |n| n.parse().unwrap());
+    let is_verbose = std::env::var_os("VIOLA_VERBOSE").is_some();
+    let mut total = Total::default();
+    for host in 0..hosts {
+        let roles = roles(host);
+        let stock = run(&roles, host, |_, _| vec![false; roles[0].len()]);
+        let best: Vec<Vec<bool>> = (roles.iter()).map(|r| best_classes(r, host)).collect();
+        let by_hand = run(&roles, host, |p, _| best[p].clone());
+        let mut auto = Auto::new(roles[0].len());
+        let by_auto = run(&roles, host, |p, got| auto.tick(&roles[p], got));
+        let before = (total.gain, total.worse);
+        for p in 0..PHASES {
+            let time = p as u64 * PHASE..(p as u64 + 1) * PHASE;
+            for i in 0..roles[p].len() {
+                let tries = format!("vm{i}: tries");
+                let tried = (auto.changes.iter())
+                    .filter(|(at, line)| time.contains(at) && line.starts_with(&tries));
+                *total.trials.entry(tried.count()).or_default() += 1;
+                let (stock, hand, auto) = (&stock[p][i], &by_hand[p][i], &by_auto[p][i]);
+                total.windows += auto.len();
+                total.worse.0 += auto.iter().filter(|w| Total::is_worse(w, stock)).count();
+                total.worse.1 += stock.iter().filter(|w| Total::is_worse(w, stock)).count();
+                let late = (LEARNING / WINDOW) as usize;
+                if best[p][i]
+                    && let (Some(hand), Some(auto)) =
+                        (ratio(&hand[late..], stock), ratio(&auto[late..], stock))
+                {
+                    total.gain.0 += 1.0 - auto;
+                    total.gain.1 += 1.0 - hand;
+                }
+            }
+        }
+        if is_verbose {
+            let gain = (total.gain.0 - before.0.0, total.gain.1 - before.0.1);
+            let worse = (total.worse.0 - before.1.0, total.worse.1 - before.1.1);
+            println!("host {host}: gain {gain:.2?} worse {worse:?}\n  {roles:?}\n  {best:?}");
+            for (at, line) in &auto.changes {
+                println!("  {:>6.1} {line}", *at as f64 / S as f64);
+            }
+        }
+    }
+    let (gain, worse) = (
+        total.gain.0 / total.gain.1,
+        total.worse.0 as f64 / total.windows as f64,
+    );
+    println!(
+        "{hosts} hosts: {:.1} % of the gain of the best classes; worse than stock in {:.2} % of {} windows ({:.2} % of stock's \
+         own); trials of a VM in a role: {:?}",
+        100.0 * gain,
+        100.0 * worse,
+        total.windows,
+        100.0 * total.worse.1 as f64 / total.windows as f64,
+        total.trials
+    );
+    assert!(gain >= 0.9 && worse <= 0.01, "{total:?}");
+}
