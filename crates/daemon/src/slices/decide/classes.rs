@@ -159,14 +159,22 @@ impl Classes {
             Some((figure, without)) => {
                 let now = (o.figures)().get(figure)?;
                 let is_due = state.tried_at.is_none_or(|at| o.at >= at + STAY_TIME);
-                if now <= without && !is_due {
+                let grown = state.other_use(true);
+                if now <= without && !is_due && grown.is_none() {
                     return None;
                 }
-                let compared = format!(
-                    "its {figure} is {}, and was {} without",
-                    rounded(now),
-                    rounded(without)
-                );
+                let compared = match grown {
+                    Some((before, now)) => format!(
+                        "it runs {} of the time, and ran {} after its last trial",
+                        percent(now),
+                        percent(before)
+                    ),
+                    None => format!(
+                        "its {figure} is {}, and was {} without",
+                        rounded(now),
+                        rounded(without)
+                    ),
+                };
                 if now > without && !has_room(&o.vm.id) {
                     let found = format!("{compared} class ls");
                     let line = format!(

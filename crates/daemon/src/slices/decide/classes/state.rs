@@ -13,6 +13,12 @@ use super::memory::Remembered;
 const WINDOW: Nanos = 100 * MS;
 /// Shortest time between two trials of a VM under the same load, ns.
 const RETRIAL_DELAY: Nanos = 600_000 * MS;
+/// Time over which the mean of a VM's CPU use is taken, ns.
+const USE_TIME: f64 = 10e9;
+/// Time after a trial until the VM's CPU use is that of its class, ns.
+const USE_SETTLING: Nanos = 20_000 * MS;
+/// A VM uses more or less than before when its CPU use is another by this factor, and by this part of its vCPUs' time.
+const OTHER_USE: (f64, f64) = (1.5, 0.01);
 /// Windows in a row after which a VM has another role.
 const ROLE_WINDOWS: u32 = 50;
 
@@ -29,6 +35,9 @@ pub(super) struct State {
     /// What it does, and the number of windows in a row that showed something else.
     role: Option<Role>,
     other_windows: u32,
+    /// Part of its vCPUs' time that it runs, a mean of some ten seconds, and the same [`USE_SETTLING`] after its last trial.
+    used: Option<f64>,
+    used_before: Option<f64>,
     /// Class while the setting is auto.
     pub(super) chosen: Class,
     /// Time of its last trial's end, ns; `None` before the first one.
@@ -97,6 +106,8 @@ impl State {
             sums: WindowSums::default(),
             role: None,
             other_windows: 0,
+            used: None,
+            used_before: None,
             chosen: Class::Batch,
             tried_at: None,
             next_trial: 0,
@@ -144,12 +155,28 @@ impl State {
     /// A trial ended at `at` (ns).
     pub(super) fn end_trial(&mut self, at: Nanos) {
         (self.tried_at, self.harmed) = (Some(at), None);
+        self.used_before = None;
         self.next_trial = at + RETRIAL_DELAY;
     }
 
     /// Time until the VM may be tried (again), ns.
     pub(super) fn time_to_trial(&self, at: Nanos) -> Nanos {
-        self.next_trial.saturating_sub(at)
+        // With less use of its own it harms its neighbours less, and more of it may harm them.
+        let may_differ = match self.without {
+            Some(_) => self.other_use(true),
+            None => self.other_use(false).filter(|_| self.harmed.is_some()),
+        };
+        match may_differ {
+            Some(_) => 0,
+            None => self.next_trial.saturating_sub(at),
+        }
+    }
+
+    /// How much of its vCPUs' time the VM used after its last trial, and uses now, if it uses `more`, or less, than then.
+    pub(super) fn other_use(&self, more: bool) -> Option<(f64, f64)> {
+        let (before, now) = (self.used_before?, self.used?);
+        let (low, high) = if more { (before, now) } else { (now, before) };
+        (high > low * OTHER_USE.0 && high > low + OTHER_USE.1).then_some((before, now))
     }
 
     /// Lets the VM be tried at once if its last trial harmed the VM `id`, which is gone or does something else.
@@ -181,12 +208,21 @@ impl State {
             wakes: per_s(g.wakes),
             packets: per_s(g.packets),
         };
-        self.sums = WindowSums::default();
+        let span = std::mem::take(&mut self.sums).span;
         let verdict = self.classifier.observe(o.at, &window);
         if verdict.changed && verdict.class == Class::Ls {
             self.looked = Some(verdict.why);
         }
         self.verdict = Some(verdict);
+        let weight = (span as f64 / USE_TIME).min(1.0);
+        self.used = Some(self.used.map_or(run, |used| used + weight * (run - used)));
+        // In the trial it had both classes, and a server that is served faster may use more.
+        if self
+            .tried_at
+            .is_some_and(|tried| o.at >= tried + USE_SETTLING)
+        {
+            self.used_before = self.used_before.or(self.used);
+        }
         self.update_role(&window)
     }
 

@@ -7,13 +7,13 @@ use viola_meter::{Times, Traffic, VmCounters};
 const S: Nanos = 1000 * MS;
 
 /// What a server spends in 100 ms: it waits, and gets so many packets.
-fn sample(vm: &Vm, packets: u64) -> VmSample {
+fn sample(vm: &Vm, packets: u64, run: Nanos) -> VmSample {
     VmSample {
         id: vm.id.clone(),
         vcpus: vec![Times {
-            run: 25 * MS,
+            run,
             wait: 60 * MS,
-            blocked: 15 * MS,
+            blocked: 40 * MS - run,
             wakes: 9,
             ..Times::default()
         }],
@@ -32,8 +32,9 @@ struct Host {
     delay: (Nanos, Nanos),
     /// Parts of the core that a neighbour gets while a VM is batch and while one is ls.
     neighbour: (f64, f64),
-    /// Packets of each VM in 100 ms.
+    /// Packets of each VM in 100 ms, and how long it runs.
     packets: u64,
+    work: Nanos,
     /// Whether each VM has a core of its own.
     apart: bool,
     seen: Counters,
@@ -47,6 +48,7 @@ impl Host {
             delay: (17 * MS, MS),
             neighbour: (0.5, 0.5),
             packets: 40,
+            work: 25 * MS,
             apart: false,
             seen: Counters::new(),
         }
@@ -64,7 +66,7 @@ impl Host {
                 let pick = |(batch, ls): (f64, f64)| if is_ls { ls } else { batch };
                 let delay = pick((self.delay.0 as f64, self.delay.1 as f64)) as Nanos;
                 let work = (pick(self.neighbour) * 100e6) as Nanos;
-                self.spend(&vm.id, 25 * MS, delay);
+                self.spend(&vm.id, self.work, delay);
                 self.spend(&neighbour.id, work, 3 * MS);
                 let advice = Some(Advice {
                     figure: Some(Figure::PacketDelay),
@@ -74,7 +76,7 @@ impl Host {
                 let o = Observation {
                     vm,
                     setting,
-                    sample: &sample(vm, self.packets),
+                    sample: &sample(vm, self.packets, self.work),
                     at: self.now,
                     span: 100 * MS,
                     figures: &|| Figures {
@@ -302,6 +304,31 @@ fn a_second_server_may_take_a_part_of_what_the_first_one_gained() {
     h.delay.1 = 3 * MS;
     h.run(&[&a, &b], ClassSetting::Auto, TRIAL_TIME);
     assert_eq!((h.class(&a), h.class(&b)), (Class::Ls, Class::Ls));
+}
+
+#[test]
+fn a_class_is_proved_again_when_the_vm_uses_more_of_its_core() {
+    let (mut h, a) = (Host::new(), vm("a", 10, &[&[1]]));
+    h.work = 10 * MS;
+    h.run(&[&a], ClassSetting::Auto, TRIAL_TIME + 30 * S);
+    assert_eq!(h.class(&a), Class::Ls);
+    h.work = 14 * MS;
+    assert_eq!(h.run(&[&a], ClassSetting::Auto, 60 * S), [""; 0]);
+    h.work = 30 * MS;
+    h.neighbour = (0.5, 0.45);
+    let said = h.run(&[&a], ClassSetting::Auto, 60 * S);
+    assert!(
+        said.len() == 2
+            && said[0].starts_with("a: tries class ls again (auto): it runs")
+            && said[0].ends_with("and ran 10 % after its last trial")
+            && said[1].contains("it harmed a neighbour"),
+        "{said:?}"
+    );
+    // With less use it may be tried at once, and with the same not.
+    assert_eq!(h.run(&[&a], ClassSetting::Auto, 60 * S), [""; 0]);
+    (h.work, h.neighbour) = (10 * MS, (0.5, 0.5));
+    let said = h.run(&[&a], ClassSetting::Auto, 60 * S);
+    assert_eq!((said.len(), h.class(&a)), (2, Class::Ls), "{said:?}");
 }
 
 #[test]
