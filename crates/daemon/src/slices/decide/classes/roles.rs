@@ -6,13 +6,16 @@
 //! which are found for each phase by trying all. `VIOLA_HOSTS` is the number of hosts, and
 //! `VIOLA_VERBOSE` shows each of them.
 
+mod host;
+
+use self::host::{Got, Host};
 use super::*;
 use crate::testing::vm;
 use viola_meter::acct::{HistCounters, bucket_of};
 use viola_meter::{Histogram, Times, Traffic, VmCounters, Waits};
+use viola_policy::slices::US;
 use viola_policy::slices::classify::advise;
-use viola_policy::slices::simulate::{Behaviour, Core, Driver, SimVm};
-use viola_policy::slices::{CoreScheduler, Credit, Interleaved, InterleavedConfig, Params, US};
+use viola_policy::slices::simulate::Behaviour;
 
 const S: Nanos = 1000 * MS;
 const PHASES: usize = 3;
@@ -73,104 +76,6 @@ fn roles(host: u64) -> Vec<Vec<Behaviour>> {
     let vms = lots.between(3, 6);
     let phase = |_| (0..vms).map(|_| lots.role(vms)).collect();
     (0..PHASES).map(phase).collect()
-}
-
-/// A core whose VMs are scheduled by viola while one of them has class ls, and as by a stock kernel otherwise.
-struct Host {
-    core: Core<Box<dyn CoreScheduler>>,
-    vms: Vec<SimVm>,
-    /// Number of wake-up waits and preemption waits that were read of each VM.
-    read: Vec<(usize, usize)>,
-}
-
-/// What a VM got in some time.
-#[derive(Clone, Default)]
-struct Got {
-    run: Nanos,
-    wait: Nanos,
-    wakes: Vec<Nanos>,
-    preempted: Vec<Nanos>,
-}
-
-fn scheduler(ls: bool) -> Box<dyn CoreScheduler> {
-    match ls {
-        true => Box::new(Interleaved::new(InterleavedConfig::default())),
-        false => {
-            let mut stock = Credit::new(false);
-            stock.set_slice(4 * MS);
-            Box::new(stock)
-        }
-    }
-}
-
-impl Host {
-    fn new(roles: &[Behaviour], seed: u64) -> Self {
-        let vm = |(id, behaviour): (usize, &Behaviour)| SimVm {
-            params: Params {
-                id: id as u32,
-                class: Class::Batch,
-                weight: 256,
-                cap_permille: None,
-                microslice: MICROSLICE,
-            },
-            behaviour: *behaviour,
-        };
-        let vms: Vec<SimVm> = roles.iter().enumerate().map(vm).collect();
-        Self {
-            core: Core::new(scheduler(false), &vms, Driver::default(), seed),
-            read: vec![(0, 0); vms.len()],
-            vms,
-        }
-    }
-
-    fn set_roles(&mut self, roles: &[Behaviour]) {
-        for (vm, behaviour) in self.vms.iter_mut().zip(roles) {
-            vm.behaviour = *behaviour;
-        }
-        self.core.configure(&self.vms);
-    }
-
-    fn set_classes(&mut self, ls: &[bool]) {
-        let had_ls = self.has_ls();
-        let before = self.vms.clone();
-        for (vm, ls) in self.vms.iter_mut().zip(ls) {
-            vm.params.class = match ls {
-                true => Class::Ls,
-                false => Class::Batch,
-            };
-        }
-        if self.vms == before {
-            return;
-        }
-        if had_ls != self.has_ls() {
-            *self.core.scheduler_mut() = scheduler(self.has_ls());
-        }
-        self.core.configure(&self.vms);
-    }
-
-    fn has_ls(&self) -> bool {
-        self.vms.iter().any(|vm| vm.params.class == Class::Ls)
-    }
-
-    /// Lets time pass, and returns what each VM got.
-    fn run(&mut self, time: Nanos) -> Vec<Got> {
-        let report = self.core.report();
-        let before: Vec<_> = report.vms.iter().map(|vm| (vm.ran, vm.waited)).collect();
-        let end = self.core.now() + time;
-        let report = self.core.run_until(end).unwrap();
-        let vms = report.vms.iter().zip(before).zip(&mut self.read);
-        vms.map(|((vm, (ran, waited)), read)| {
-            let got = Got {
-                run: vm.ran - ran,
-                wait: vm.waited - waited,
-                wakes: vm.wake_waits[read.0..].to_vec(),
-                preempted: vm.preempt_waits[read.1..].to_vec(),
-            };
-            *read = (vm.wake_waits.len(), vm.preempt_waits.len());
-            got
-        })
-        .collect()
-    }
 }
 
 /// What a VM got in a window of ten seconds.
