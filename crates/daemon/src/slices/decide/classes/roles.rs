@@ -8,7 +8,7 @@
 
 mod host;
 
-use self::host::{Got, Host};
+use self::host::{Host, Usage};
 use super::*;
 use crate::testing::vm;
 use viola_meter::acct::{HistCounters, bucket_of};
@@ -91,9 +91,9 @@ struct Window {
 type Windows = Vec<Vec<Vec<Window>>>;
 
 /// Sums up ticks to windows.
-fn windows(ticks: &[Vec<Got>], roles: &[Behaviour]) -> Vec<Vec<Window>> {
+fn windows(ticks: &[Vec<Usage>], roles: &[Behaviour]) -> Vec<Vec<Window>> {
     let of_vm = |i: usize| {
-        let window = |ticks: &[Vec<Got>]| {
+        let window = |ticks: &[Vec<Usage>]| {
             let mut delays: Vec<Nanos> = ticks.iter().flat_map(|t| t[i].wakes.clone()).collect();
             delays.sort_unstable_by(|a, b| b.cmp(a));
             let slowest = &delays[..delays.len().div_ceil(20)];
@@ -112,10 +112,10 @@ fn windows(ticks: &[Vec<Got>], roles: &[Behaviour]) -> Vec<Vec<Window>> {
 fn run(
     roles: &[Vec<Behaviour>],
     seed: u64,
-    mut classes: impl FnMut(usize, &[Got]) -> Vec<bool>,
+    mut classes: impl FnMut(usize, &[Usage]) -> Vec<bool>,
 ) -> Windows {
     let mut host = Host::new(&roles[0], seed);
-    let mut got = vec![Got::default(); roles[0].len()];
+    let mut got = vec![Usage::default(); roles[0].len()];
     let mut phase = |(p, roles): (usize, &Vec<Behaviour>)| {
         host.set_roles(roles);
         let mut tick = |_| {
@@ -123,7 +123,7 @@ fn run(
             got = host.run(TICK);
             got.clone()
         };
-        let ticks: Vec<Vec<Got>> = (0..PHASE / TICK).map(&mut tick).collect();
+        let ticks: Vec<Vec<Usage>> = (0..PHASE / TICK).map(&mut tick).collect();
         windows(&ticks, roles)
     };
     roles.iter().enumerate().map(&mut phase).collect()
@@ -152,7 +152,7 @@ fn best_classes(roles: &[Behaviour], seed: u64) -> Vec<bool> {
         let ls: Vec<bool> = (0..roles.len()).map(is_ls).collect();
         let mut host = Host::new(roles, seed);
         host.set_classes(&ls);
-        let ticks: Vec<Vec<Got>> = (0..2 * WINDOW / TICK).map(|_| host.run(TICK)).collect();
+        let ticks: Vec<Vec<Usage>> = (0..2 * WINDOW / TICK).map(|_| host.run(TICK)).collect();
         (ls, windows(&ticks, roles))
     };
     let (none, stock) = try_set(0);
@@ -200,7 +200,7 @@ impl Auto {
     }
 
     /// The classes for the next tick, by what the VMs got in the last one.
-    fn tick(&mut self, roles: &[Behaviour], got: &[Got]) -> Vec<bool> {
+    fn tick(&mut self, roles: &[Behaviour], got: &[Usage]) -> Vec<bool> {
         self.now += TICK;
         for (i, got) in got.iter().enumerate() {
             self.count(i, is_server(roles[i]), got);
@@ -212,7 +212,7 @@ impl Auto {
         self.vms.iter().map(is_ls).collect()
     }
 
-    fn count(&mut self, i: usize, serves: bool, got: &Got) {
+    fn count(&mut self, i: usize, serves: bool, got: &Usage) {
         let id = self.vms[i].id.clone();
         let blank = || VmCounters {
             at: 0,
@@ -268,7 +268,7 @@ impl Auto {
         }
     }
 
-    fn observe(&mut self, i: usize, serves: bool, got: &Got) {
+    fn observe(&mut self, i: usize, serves: bool, got: &Usage) {
         let vm = &self.vms[i];
         let requests = if serves { got.wakes.len() as u64 } else { 0 };
         let sample = VmSample {

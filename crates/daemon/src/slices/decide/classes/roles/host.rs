@@ -18,7 +18,7 @@ pub(super) struct Host {
 
 /// What a VM got in some time.
 #[derive(Clone, Default)]
-pub(super) struct Got {
+pub(super) struct Usage {
     pub(super) run: Nanos,
     pub(super) wait: Nanos,
     pub(super) wakes: Vec<Nanos>,
@@ -86,14 +86,14 @@ impl Host {
     }
 
     /// Lets time pass, and returns what each VM got.
-    pub(super) fn run(&mut self, time: Nanos) -> Vec<Got> {
+    pub(super) fn run(&mut self, time: Nanos) -> Vec<Usage> {
         let report = self.core.report();
         let before: Vec<_> = report.vms.iter().map(|vm| (vm.ran, vm.waited)).collect();
         let end = self.core.now() + time;
         let report = self.core.run_until(end).unwrap();
         let vms = report.vms.iter().zip(before).zip(&mut self.read);
         vms.map(|((vm, (ran, waited)), read)| {
-            let got = Got {
+            let got = Usage {
                 run: vm.ran - ran,
                 wait: vm.waited - waited,
                 wakes: vm.wake_waits[read.0..].to_vec(),
