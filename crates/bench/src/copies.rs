@@ -229,7 +229,7 @@ impl Vm {
     fn boot(disk: Disk) -> Outcome<Self> {
         let own = Daemon::folder("-copies")?;
         let config = format!(
-            "{}\n[[vm]]\nname = \"qemu:{NAME}\"\n[vm.pipe]\naddresses = [\"10.77.0.11\"]\nwrites = true\n",
+            "{}\n[[vm]]\nname = \"qemu:{NAME}\"\n[vm.pipe]\nwrites = true\n",
             head(&own, "all")
         );
         let daemon = Daemon::begin(own, &config, None, None)?;

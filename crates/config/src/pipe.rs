@@ -10,8 +10,8 @@ use serde::de::Error as _;
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmPipe {
-    /// IP addresses on which the VM serves; at least one.
-    #[serde(deserialize_with = "addresses")]
+    /// The host takes over connections of these addresses of the VM only; empty for all.
+    #[serde(default, deserialize_with = "addresses")]
     pub addresses: Vec<IpAddr>,
     /// Tap of its NIC on the host; `None` to find it.
     #[serde(default)]
@@ -38,7 +38,7 @@ fn addresses<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Vec<IpAddr>, D::E
     let all = Vec::<IpAddr>::deserialize(d)?;
     match all.is_empty() {
         true => Err(D::Error::custom(
-            "empty; write at least one address of the VM",
+            "empty; name an address of the VM, or leave the key out for all",
         )),
         false => Ok(all),
     }

@@ -34,7 +34,7 @@ pub use links::{
     set_mac, set_master, set_up,
 };
 pub use monitor::LinkMonitor;
-pub use netlink::{create, dump, look_up};
+pub use netlink::{create, delete, dump, look_up};
 pub use netns::{Netns, in_netns, tcp_socket};
 pub use qdisc::rate_limiter;
 pub use vfs::{VfChange, VfState, set_vf, vfs};

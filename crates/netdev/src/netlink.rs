@@ -18,6 +18,14 @@ pub fn create(message: RouteNetlinkMessage) -> io::Result<()> {
     execute(message, NLM_F_CREATE | NLM_F_EXCL)
 }
 
+/// Deletes the object that the message describes.
+///
+/// # Errors
+/// The kernel's; [`io::ErrorKind::NotFound`] if there is none.
+pub fn delete(message: RouteNetlinkMessage) -> io::Result<()> {
+    execute(message, 0)
+}
+
 /// Sends a request with these further flags and waits for the kernel's acknowledgement.
 pub(crate) fn execute(message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
     match request(message, NLM_F_REQUEST | NLM_F_ACK | flags)? {

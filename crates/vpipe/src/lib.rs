@@ -5,7 +5,7 @@
 //! |---|---|
 //! | [`Steering`] | the BPF programs at the VM's tap (`bpf/pipe.bpf.c`): they decide, packet by packet, who has a connection |
 //! | [`FlowTable`] | the map of these programs: a connection is the VM's, held, or redirected to the host |
-//! | [`VmNetns`] | the network namespace with the VM's addresses, for the host's sockets |
+//! | [`VmNetns`] | the network namespace for the host's sockets, which have the VM's addresses |
 //! | [`HoldQueue`] | the packets of peers while their connection is held |
 //! | [`EgressGate`] | keeps the host's sockets silent while the VM is paused |
 //! | [`HostConnection`] | a connection that the host has |

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The network namespace of a VM's sockets on the host.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
 
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::RouteNetlinkMessage;
@@ -12,21 +14,26 @@ use netlink_packet_route::link::{
 use netlink_packet_route::route::{
     RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
 };
-use viola_netdev::{Netns, create, device};
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use rustix::net::sockopt;
+use viola_netdev::{Netns, create, delete, device, tcp_socket};
 
 use crate::{Error, Result};
 
-/// Name of the inner device that has the VM's addresses.
+/// Name of the inner device that stands for the VM's NIC.
 const VM_DEVICE: &str = "vm";
 /// Name of the inner device at which held packets arrive.
 const HOLD_DEVICE: &str = "hold";
 /// The main routing table.
 const MAIN_TABLE: u8 = RouteHeader::RT_TABLE_MAIN;
+/// The table of local addresses.
+const LOCAL_TABLE: u8 = libc::RT_TABLE_LOCAL;
 
-/// A network namespace for the sockets that have a VM's connections, with one end of a veth in it. The inner device
-/// has the VM's addresses. It sends no ARP: the steering program fills in MAC addresses. A second veth leads to the
-/// packet socket of [`crate::HoldQueue`]. Its inner end has another MAC address than the packets, so the kernel does
-/// not answer them.
+/// A network namespace for the sockets that have a VM's connections, with one end of a veth in it. Every address is a
+/// local one for packets that come from the inner device, and none is for packets that a socket sends. So sockets can
+/// have any address of the VM, and any peer. The inner device sends no ARP: the steering program fills in MAC addresses.
+/// A second veth leads to the packet socket of [`crate::HoldQueue`]. Its inner end has another MAC address than the
+/// packets, so the kernel does not answer them.
 ///
 /// The kernel removes the namespace and the veths when this and the last socket in it are closed.
 #[derive(Debug)]
@@ -55,14 +62,17 @@ impl VmNetns {
         };
         let ends = vm_netns.run(|| set_up(HOLD_DEVICE).and_then(|_| set_up(VM_DEVICE)))?;
         vm_netns.inner = ends.map_err(Error::kernel("setting the inner ends of the veths up"))?;
-        for ipv4 in [true, false] {
-            let route = default_route(ipv4, vm_netns.inner);
-            match vm_netns.run(|| create(RouteNetlinkMessage::NewRoute(route)))? {
-                // a host without IPv6 needs no IPv6 route
-                Err(e) if !ipv4 && e.raw_os_error() != Some(libc::EEXIST) => {}
-                made => made.map_err(Error::kernel("making a route"))?,
-            }
-        }
+        let inner = vm_netns.inner;
+        vm_netns
+            .run(|| {
+                route_every_address(AddressFamily::Inet, inner)?;
+                // a host without IPv6 has no such folder
+                match Path::new("/proc/sys/net/ipv6").exists() {
+                    true => route_every_address(AddressFamily::Inet6, inner),
+                    false => Ok(()),
+                }
+            })?
+            .map_err(Error::kernel("making routes"))?;
         Ok(vm_netns)
     }
 
@@ -86,25 +96,12 @@ impl VmNetns {
         &self.netns
     }
 
-    /// Adds an address of the VM, unless the namespace has it.
-    ///
-    /// # Errors
-    /// What the kernel refused.
-    pub fn add_address(&self, address: IpAddr) -> Result<()> {
-        let prefix = if address.is_ipv4() { 32 } else { 128 };
-        match self.run(|| viola_netdev::add_address(self.inner, address, prefix))? {
-            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(()),
-            done => done.map_err(Error::kernel(format!("adding the address {address}"))),
-        }
-    }
-
     /// Opens a TCP socket in the namespace, for the family of `address`.
     ///
     /// # Errors
     /// What the kernel refused.
     pub fn socket(&self, address: SocketAddr) -> Result<OwnedFd> {
-        let socket = self.netns.tcp_socket(address.ip());
-        socket.map_err(Error::kernel("making a socket"))
+        self.run(|| vm_socket(address.ip()))?
     }
 
     /// Interface index of the inner end of the veth for held packets.
@@ -118,6 +115,21 @@ impl VmNetns {
         let entered = self.netns.run(work);
         entered.map_err(Error::kernel("entering a network namespace"))
     }
+}
+
+/// Opens a TCP socket that can be bound to this address of the VM. The calling thread is in a [`VmNetns`].
+///
+/// # Errors
+/// What the kernel refused.
+pub(crate) fn vm_socket(address: IpAddr) -> Result<OwnedFd> {
+    let socket = tcp_socket(address).and_then(|socket| {
+        // IPv6 looks for the address among those of interfaces, IPv4 in the local table
+        if address.is_ipv6() {
+            sockopt::set_ipv6_freebind(&socket, true)?;
+        }
+        Ok(socket)
+    });
+    socket.map_err(Error::kernel("making a socket"))
 }
 
 /// Makes a veth, sets its outer end up and returns that end's index.
@@ -158,16 +170,43 @@ fn link(name: &str, flags: LinkFlags) -> LinkMessage {
     link
 }
 
-fn default_route(ipv4: bool, device: u32) -> RouteMessage {
-    let mut route = RouteMessage::default();
-    route.header.address_family = match ipv4 {
-        true => AddressFamily::Inet,
-        false => AddressFamily::Inet6,
+/// Makes every address a local one for packets that come from the device, and routes all others to it.
+///
+/// The kernel looks at the local table when a socket is bound, and when it sends from that address, whatever the rules say.
+fn route_every_address(family: AddressFamily, device: u32) -> io::Result<()> {
+    for (table, kind) in [
+        (LOCAL_TABLE, RouteType::Local),
+        (MAIN_TABLE, RouteType::Unicast),
+    ] {
+        let route = default_route(family, table, kind, device);
+        create(RouteNetlinkMessage::NewRoute(route))?;
+    }
+    let local_for = |device: Option<&str>| {
+        let mut rule = RuleMessage::default();
+        rule.header.family = family;
+        rule.header.table = LOCAL_TABLE;
+        rule.header.action = RuleAction::ToTable;
+        rule.attributes.push(RuleAttribute::Priority(0));
+        let device = device.map(|name| RuleAttribute::Iifname(name.to_owned()));
+        rule.attributes.extend(device);
+        rule
     };
-    route.header.table = MAIN_TABLE;
+    // The rule for all packets, which every namespace has. The kernel would also take the other one for it.
+    delete(RouteNetlinkMessage::DelRule(local_for(None)))?;
+    create(RouteNetlinkMessage::NewRule(local_for(Some(VM_DEVICE))))
+}
+
+/// A route to all addresses.
+fn default_route(family: AddressFamily, table: u8, kind: RouteType, device: u32) -> RouteMessage {
+    let mut route = RouteMessage::default();
+    route.header.address_family = family;
+    route.header.table = table;
     route.header.protocol = RouteProtocol::Static;
-    route.header.scope = RouteScope::Link;
-    route.header.kind = RouteType::Unicast;
+    route.header.scope = match kind {
+        RouteType::Local => RouteScope::Host,
+        _ => RouteScope::Link,
+    };
+    route.header.kind = kind;
     route.attributes.push(RouteAttribute::Oif(device));
     route
 }

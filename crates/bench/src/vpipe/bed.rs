@@ -133,7 +133,7 @@ impl Fixtures {
         let extents = extents.collect::<Outcome<_>>()?;
         let own = Daemon::folder("-vpipe")?;
         let config = format!(
-            "{}\n[[vm]]\nname = \"{WEB}\"\n[vm.pipe]\naddresses = [\"10.77.0.11\"]\nwrites = true\n",
+            "{}\n[[vm]]\nname = \"{WEB}\"\n[vm.pipe]\nwrites = true\n",
             head(&own, "all")
         );
         let daemon = Daemon::begin(own, &config, None, None)?;

@@ -266,7 +266,6 @@ fn ports(guest: &Netns, client: &Netns) -> Outcome<(VmNetns, PipeResources, Atta
     let made = (|| {
         let steering = Steering::load()?;
         let space = VmNetns::new("vionative", GUEST.0, 1500)?;
-        space.add_address(GUEST.1.into())?;
         let attached = steering.attach(tap, &space)?;
         let place = PipeResources {
             flows: steering.flows().descriptor()?.into(),
@@ -275,7 +274,7 @@ fn ports(guest: &Netns, client: &Netns) -> Outcome<(VmNetns, PipeResources, Atta
             tap,
             veth: space.veth(),
             hold_veth: space.hold_veth(),
-            addresses: vec![GUEST.1.into()],
+            addresses: Vec::new(),
             congestion_controls,
             max_pipes: 8,
             max_bytes_per_s: None,

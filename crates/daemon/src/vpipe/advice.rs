@@ -200,7 +200,7 @@ mod tests {
         let web = vm("web", 7, &[&[1]]);
         let mut stranger = web.clone();
         stranger.confirmed = None;
-        let pipe = "[[vm]]\nname = \"web\"\n[vm.pipe]\naddresses = [\"10.0.0.1\"]";
+        let pipe = "[[vm]]\nname = \"web\"\n[vm.pipe]";
         for (vm, config) in [(&web, pipe), (&stranger, "")] {
             let mut senders = FileSenders::default();
             assert_eq!(run(&mut senders, vm, config, 60, (40, 42)), 0);

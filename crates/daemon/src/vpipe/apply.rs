@@ -54,9 +54,6 @@ impl SendNetwork {
         );
         let made = (|| {
             let space = VmNetns::new(&name, mac, mtu)?;
-            for address in &config.addresses {
-                space.add_address(*address)?;
-            }
             let hold_queue = HoldQueue::new(&space)?.into_descriptor();
             let steering = Steering::load()?;
             let attached = steering.attach(index, &space)?;

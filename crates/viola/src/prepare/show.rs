@@ -83,7 +83,7 @@ pub fn by_hand(what: Use, vm: &str) -> Vec<String> {
             "in VM: mount -t virtiofs viola /mnt/viola, and viola's jar and property for the HDFS client (docs: vread)",
         ],
         Use::Vpipe => &[
-            "on the host: [[vm]] name = \"VM\" with [vm.pipe] addresses in /etc/viola/viola.toml",
+            "on the host: [[vm]] name = \"VM\" with [vm.pipe] in /etc/viola/viola.toml",
             "in VM: install viola-agent, then viola-agent setup",
         ],
         Use::Turbo => &[

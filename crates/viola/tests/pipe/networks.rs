@@ -31,7 +31,7 @@ fn over_ipv6() {
         name: "pi-six",
         ..WebSpec::default()
     };
-    let rig = Rig::at(&spec, &format!("\"{GUEST}\", \"fd77::11\""));
+    let rig = Rig::with(&spec);
     rig.ip("-6 address add fd77::1/64 dev br0 nodad");
     rig.sh("/usr/bin/ip -6 address add fd77::11/64 dev vec0 nodad");
     rig.start_nginx();
@@ -66,11 +66,10 @@ fn two_tenants_with_the_same_addresses_and_ports() {
         seed,
         ..WebSpec::default()
     };
-    let addresses = format!("\"{GUEST}\"");
     let mut daemon = Daemon::start(&format!(
         "[slices]\nenabled = false\n{}{}",
-        vm("pi-ten1", &addresses),
-        vm("pi-ten2", &addresses)
+        vm("pi-ten1"),
+        vm("pi-ten2")
     ));
     let tenants = [
         Web::boot(&spec("pi-ten1", 1)),

@@ -9,7 +9,7 @@ use std::path::Path;
 use viola_host::proc;
 
 use crate::common::{Daemon, network_sockets, output, viola, write_config};
-use crate::rig::{GUEST, Web, WebSpec, guest_permit, vm, wait_until_served};
+use crate::rig::{Web, WebSpec, guest_permit, vm, wait_until_served};
 
 const PAGE: &str = include_str!("../../../../docs/src/threats.md");
 /// Port of the worker for other hosts, on the loopback interface.
@@ -188,7 +188,7 @@ fn each_process_is_what_the_page_on_threats_says() {
              {{ host = \"b\", datanode = \"uml:{name}-web\" }}]\n\
              [[vread.peer]]\nname = \"b\"\naddress = \"127.0.0.1:1\"\nfingerprint = \"{fingerprint}\"\n\
              {}",
-            vm(name, &format!("\"{GUEST}\"")).replacen("[vm.pipe]", "class = \"ls\"\n[vm.pipe]", 1)
+            vm(name).replacen("[vm.pipe]", "class = \"ls\"\n[vm.pipe]", 1)
         ),
     );
     let path = dir.path().join("viola.toml");

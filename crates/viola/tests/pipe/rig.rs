@@ -214,7 +214,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Boots with files of 1 and 40 MiB and IPv4 addresses.
+    /// Boots with files of 1 and 40 MiB.
     pub fn boot(name: &str) -> Self {
         Self::with(&WebSpec {
             name,
@@ -223,16 +223,11 @@ impl Rig {
     }
 
     pub fn with(spec: &WebSpec<'_>) -> Self {
-        Self::at(spec, &format!("\"{GUEST}\""))
-    }
-
-    /// Boots with these addresses in `[vm.pipe]`.
-    pub fn at(spec: &WebSpec<'_>, addresses: &str) -> Self {
         let permit = guest_permit();
         let rate = spec.rate.map(|rate| format!("rate = {rate}\n"));
         let daemon = Daemon::start(&format!(
             "[slices]\nenabled = false\n{}{}",
-            vm(spec.name, addresses),
+            vm(spec.name),
             rate.unwrap_or_default()
         ));
         let web = Web::boot(spec);
@@ -299,10 +294,8 @@ impl Deref for Rig {
 }
 
 /// The daemon's configuration for the VM of a lab's web server.
-pub fn vm(lab: &str, addresses: &str) -> String {
-    format!(
-        "[[vm]]\nname = \"uml:{lab}-web\"\n[vm.pipe]\naddresses = [{addresses}]\nwrites = true\n"
-    )
+pub fn vm(lab: &str) -> String {
+    format!("[[vm]]\nname = \"uml:{lab}-web\"\n[vm.pipe]\nwrites = true\n")
 }
 
 /// Waits until the daemon has verified the disks of `count` VMs.

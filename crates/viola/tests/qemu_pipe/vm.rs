@@ -65,7 +65,7 @@ impl Vm {
         let permit = guest_permit();
         let mut daemon = Daemon::start(&format!(
             "[slices]\nenabled = false\n[[vm]]\nname = \"qemu:{name}\"\n\
-             [vm.pipe]\naddresses = [\"{GUEST}\"]\nwrites = true\n{more}\n"
+             [vm.pipe]\nwrites = true\n{more}\n"
         ));
         network();
         let files: Vec<Vec<u8>> = (1..).zip(sizes).map(|(n, s)| noise(n, *s)).collect();

@@ -60,7 +60,7 @@ pub struct PipeResources {
     pub veth: u32,
     /// Interface index of the veth for held packets.
     pub hold_veth: u32,
-    /// The VM's addresses: its connections must have one of these.
+    /// The VM's connections must have one of these addresses; empty for any.
     pub addresses: Vec<IpAddr>,
     /// Congestion controls that the VM's connections may use: [`congestion_controls`].
     pub congestion_controls: Vec<String>,

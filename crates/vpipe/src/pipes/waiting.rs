@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Held connections before and after a pipe: they wait for the VM.
 
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use viola_netdev::tcp_socket;
 use viola_proto::pipe::Connection;
 
 use super::PipeResources;
-use crate::{Error, Flow, HostConnection, Result};
+use crate::vm_netns::vm_socket;
+use crate::{Flow, HostConnection};
 
 /// Time for the VM to restore returned connections; then the host resets them.
 const RESTORE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -70,7 +69,7 @@ impl ReturnedConnections {
         for (flow, connection) in self.connections {
             resources.hold_queue.discard(&flow);
             let state = viola_handover::from_wire(connection);
-            let end = socket_for(&flow).and_then(|socket| {
+            let end = vm_socket(flow.guest.ip()).and_then(|socket| {
                 HostConnection::restore(
                     &resources.flows,
                     resources.veth,
@@ -91,9 +90,4 @@ impl ReturnedConnections {
 pub(super) fn release_to_vm(resources: &mut PipeResources, flow: &Flow) {
     // if this fails, the agent could do nothing about it either
     let _ = resources.hold_queue.release(&resources.flows, flow);
-}
-
-/// Opens a socket for a connection, in the calling thread's network namespace.
-pub(super) fn socket_for(flow: &Flow) -> Result<OwnedFd> {
-    tcp_socket(flow.guest.ip()).map_err(Error::kernel("making a socket"))
 }

@@ -46,12 +46,6 @@ impl Bed {
         let mut tenant = Tenant::new(&host, &steering, name);
         tenant.max_bytes_per_s = max_bytes_per_s;
         tenant.receive_limit = receive_limit.map(str::to_owned);
-        for address in ["10.66.0.2", "fd66::2"] {
-            tenant
-                .vm_netns
-                .add_address(address.parse().unwrap())
-                .unwrap();
-        }
         let file = noise(SIZE as usize, 9);
         let mut image = tempfile::tempfile().unwrap();
         image.write_all(&file).unwrap();

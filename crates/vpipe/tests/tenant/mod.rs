@@ -155,7 +155,6 @@ impl Tenant {
             .set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
         let (guest, peer) = listener.accept().unwrap();
-        self.vm_netns.add_address(server).unwrap();
         let flow = Flow {
             tap: self.tap,
             guest: address,

@@ -61,7 +61,7 @@ pub struct PipeSetup {
     pub veth: u32,
     /// Interface index of the veth for held packets.
     pub hold_veth: u32,
-    /// The VM's own addresses.
+    /// The VM's connections must have one of these addresses; empty for any.
     pub addresses: Vec<IpAddr>,
     /// Maximum number of pipes at a time.
     pub max_pipes: usize,

@@ -148,6 +148,9 @@ const PIPES_TCP_OPTIONS: &[i32] = &[
     29, // TCP_REPAIR_WINDOW
 ];
 
+/// Options of IPPROTO_IPV6 for vpipe workers: a socket may have an address of the VM, which no interface has.
+const PIPES_IPV6_OPTIONS: &[i32] = &[libc::IPV6_FREEBIND];
+
 /// Commands of bpf(2) for vpipe workers: elements of the maps that they have (include/uapi/linux/bpf.h).
 const BPF_COMMANDS: &[u64] = &[
     1, // BPF_MAP_LOOKUP_ELEM
@@ -208,6 +211,7 @@ pub fn filter(profile: Profile) -> Result<(), seccompiler::Error> {
             any(&mut rules, PIPES);
             options.extend(socket_options(libc::SOL_SOCKET, PIPES_SOCKET_OPTIONS)?);
             options.extend(socket_options(libc::IPPROTO_TCP, PIPES_TCP_OPTIONS)?);
+            options.extend(socket_options(libc::IPPROTO_IPV6, PIPES_IPV6_OPTIONS)?);
             rules.insert(libc::SYS_socket, tcp_sockets()?);
             rules.insert(libc::SYS_bpf, one_of(0, BPF_COMMANDS)?);
         }

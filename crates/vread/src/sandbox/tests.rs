@@ -71,6 +71,7 @@ fn sandboxed_with_threads() {
         (libc::SOL_SOCKET, libc::SO_MARK, libc::EPERM),
         (libc::IPPROTO_TCP, libc::TCP_NODELAY, libc::EPERM),
         (libc::IPPROTO_IP, libc::IP_TRANSPARENT, libc::EPERM),
+        (libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT, libc::EPERM),
     ];
     for (level, name, error) in options {
         assert_eq!(set_option(&socket, level, name), error, "{level} {name}");

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Holds connections, and starts pipes.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::Instant;
 
 use viola_proto::pipe::{Connection, PipeId};
 
 use super::super::pipe::{Pipe, Transfer, Wait};
-use super::super::waiting::{HeldConnection, ReturnedConnections, release_to_vm, socket_for};
+use super::super::waiting::{HeldConnection, ReturnedConnections, release_to_vm};
 use super::super::{Endpoint, PipeSpec, write_refusal};
 use super::Worker;
 use crate::transfer::{FileToSocket, SocketToFile, SocketToSocket};
+use crate::vm_netns::vm_socket;
 use crate::{Error, Flow, HostConnection};
 
 /// A connection of a new pipe.
@@ -28,7 +29,7 @@ impl Worker {
     /// The address is not the VM's, or the host has the connection already.
     fn flow(&self, local: SocketAddr, peer: SocketAddr) -> Result<Flow, String> {
         let flow = self.resources.flow(local, peer);
-        if !self.resources.addresses.contains(&local.ip()) {
+        if !may_have(&self.resources.addresses, local.ip()) {
             return Err(format!("{} is no address of this VM", local.ip()));
         }
         let held = self.held.values().map(|held| held.flow);
@@ -173,7 +174,7 @@ impl Worker {
         let hold = is_source.then_some((&mut resources.hold_queue, resources.hold_veth));
         let (flows, veth) = (&resources.flows, resources.veth);
         let restored = (flows.hold(&spec.flow, Some(spec.next_hop), hold_veth))
-            .and_then(|()| socket_for(&spec.flow))
+            .and_then(|()| vm_socket(spec.flow.guest.ip()))
             .and_then(|socket| {
                 let controls = &resources.congestion_controls;
                 let same = viola_handover::apply_pacing(socket.as_fd(), &state, controls);
@@ -195,6 +196,42 @@ impl Worker {
         let hold_veth = self.resources.hold_veth;
         if (connection.extract(&self.resources.flows, Some(hold_veth))).is_ok() {
             release_to_vm(&mut self.resources, &flow);
+        }
+    }
+}
+
+/// Whether a connection of the VM may have this local address. `allowed` is empty for any address that a NIC can have.
+fn may_have(allowed: &[IpAddr], local: IpAddr) -> bool {
+    let of_a_nic = !local.is_unspecified() && !local.is_loopback() && !local.is_multicast();
+    let is_plain = match local {
+        IpAddr::V4(address) => !address.is_broadcast(),
+        // the flow of such a connection is that of the IPv4 address
+        IpAddr::V6(address) => address.to_ipv4_mapped().is_none(),
+    };
+    of_a_nic && is_plain && (allowed.is_empty() || allowed.contains(&local))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_has_an_address_that_a_nic_can_have() {
+        let own: IpAddr = [10, 66, 0, 2].into();
+        let other: IpAddr = "fd66::3".parse().unwrap();
+        assert!(may_have(&[], own) && may_have(&[], other));
+        assert!(may_have(&[own], own) && !may_have(&[own], other));
+        for none in [
+            "0.0.0.0",
+            "127.0.0.1",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "ff02::1",
+            "::ffff:10.66.0.2",
+        ] {
+            assert!(!may_have(&[], none.parse().unwrap()), "{none}");
         }
     }
 }
