@@ -45,6 +45,7 @@ compare viola-agent "$agent" <<END
 -rw-r--r-- root/root ./etc/viola/agent.toml
 -rw-r--r-- root/root ./usr/lib/systemd/system/viola-agent.service
 -rw-r--r-- root/root ./usr/lib/libvpipe_preload.so
+-rw-r--r-- root/root ./usr/share/java/viola-hdfs.jar
 -rw-r--r-- root/root ./usr/share/doc/viola-agent/changelog.Debian.gz
 -rw-r--r-- root/root ./usr/share/doc/viola-agent/copyright
 -rw-r--r-- root/root ./usr/share/doc/viola-agent/libvpipe-preload.cdx.json

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # deb.sh: the packages viola (hosts) and viola-agent (guests) in build/deb, and a look at what is in them (check-deb.sh).
 #
-# cargo-deb is installed into build/deb/tool; the guests' programs are static, so the package suits older guests as well.
+# cargo-deb is installed into build/deb/tool; the guests' programs are static, so the package suits older guests as well. The plug-in
+# for HDFS clients is built by Maven (scripts/hadoop.sh).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,6 +24,8 @@ rm -rf build/deb/man build/deb/agent
 scripts/sbom.py viola build/deb/viola.cdx.json
 scripts/sbom.py viola-agent build/deb/viola-agent.cdx.json
 scripts/sbom.py viola-libvpipe-preload build/deb/libvpipe-preload.cdx.json
+
+scripts/hadoop.sh --jar
 
 # the lab's image has built both for its guests
 scripts/lab-image.sh

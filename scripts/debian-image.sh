@@ -5,7 +5,7 @@
 #   scripts/debian-image.sh           make what is missing or older than its packages and viola-guest
 #   scripts/debian-image.sh --update  look in the archive for newer packages
 #
-# Debian trixie with systemd, libvirt and QEMU as its packages configure them; kernel of trixie-backports, with KVM on
+# Debian trixie with systemd, libvirt, QEMU and nginx as its packages configure them; kernel of trixie-backports, with KVM on
 # an emulated AMD processor. The script configures the packages when it makes the image, because an emulated PC needs
 # minutes for it. apt fetches them into a private state (see private-apt.sh); dpkg runs in a root and namespaces of its
 # own. Guests of that host are in /srv/guests: a kernel and an initramfs with busybox, which answers pings and burns CPU
@@ -37,7 +37,7 @@ for kind in cloud lanes; do
 done
 
 packages=(systemd systemd-sysv systemd-container udev dbus kmod libvirt-daemon-system libvirt-clients
-    libvirt-daemon-driver-qemu qemu-system-x86 iproute2 iputils-ping curl adduser procps busybox-static apt)
+    libvirt-daemon-driver-qemu qemu-system-x86 iproute2 iputils-ping curl adduser procps busybox-static apt nginx)
 # Modules of that host's kernel, and of its guests' kernel.
 modules=(virtio_pci virtio_blk virtio_console virtio_net virtio_rng ext4 bridge veth tun vhost_net kvm_amd autofs4 af_packet)
 guest_modules=(virtio_pci virtio_net af_packet)
@@ -48,7 +48,7 @@ flock 9
 debs=$qemu/debs-debian
 
 debs_good() {
-    [ -s "$debs/PACKAGES" ] && (cd "$debs" && awk '{print $1 "  " $2}' PACKAGES | sha256sum -c --quiet >/dev/null 2>&1)
+    [ "$(cat "$debs/WANTED" 2>/dev/null)" = "${packages[*]}" ] && [ -s "$debs/PACKAGES" ] && (cd "$debs" && awk '{print $1 "  " $2}' PACKAGES | sha256sum -c --quiet >/dev/null 2>&1)
 }
 
 fetch() {
@@ -65,6 +65,7 @@ fetch() {
         printf '%s %s %s %s %s\n' "$(sha256sum "$deb" | cut -d' ' -f1)" "${deb##*/}" "$(dpkg-deb -f "$deb" Package)" \
             "$(dpkg-deb -f "$deb" Version)" "$(dpkg-deb -f "$deb" Essential | grep -o yes || echo no)"
     done >"$new/PACKAGES"
+    echo "${packages[*]}" >"$new/WANTED"
     rm -rf "$debs"
     mv -T "$new" "$debs"
 }

@@ -79,7 +79,7 @@ choose() {
 prepare() {
     case $1 in
     *qemu_ack*) scripts/guest-kmod.sh --headers ;;
-    *qemu_operator*) flock "$work/packages" sh -c 'scripts/debian-image.sh && scripts/deb.sh' ;;
+    *qemu_operator* | *qemu_pipe*) flock "$work/packages" sh -c 'scripts/debian-image.sh && scripts/deb.sh' ;;
     'viola-lab smp' | 'viola turbo') scripts/uml-smp.sh ;;
     esac
 }

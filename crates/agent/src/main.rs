@@ -11,7 +11,7 @@ use viola_agent::agent::standalone;
 use viola_agent::config::{Config, DEFAULT_PATH};
 use viola_agent::error::StartError;
 use viola_agent::lane::bond;
-use viola_agent::setup::{self, Places, SetupError};
+use viola_agent::setup::{self, Extent, Places, SetupError};
 use viola_agent::status;
 use viola_agent::turbo::restore::restore_leftovers;
 use viola_agent::turbo::settings::DEFAULT_JOURNAL;
@@ -32,9 +32,9 @@ It also runs these services, each with a table of its own in the configuration:
   viola-agent [--config FILE] resume     resumes naming
   viola-agent [--config FILE] check      checks the configuration
   viola-agent [--config FILE] restore    restores what a killed agent has set for a turbo vCPU or a lane
-  viola-agent [--config FILE] setup      finds DataNodes and web servers that run here, and writes the configuration
-                                         and drop-ins of systemd for them; --dry-run only says what, --remove takes
-                                         it back
+  viola-agent [--config FILE] setup      finds DataNodes, HDFS clients and web servers, and writes the configuration and
+                                         units of systemd for them; --now also starts these units anew, --dry-run only
+                                         says what, --remove takes it back
 
 FILE is /etc/viola/agent.toml by default. viola.agent.KEY=VALUE on the kernel's command line overrides it.
 Exits with 1 when the command failed, with 2 when usage or configuration are wrong.";
@@ -49,7 +49,7 @@ enum Action {
 
 fn main() -> ExitCode {
     let (mut file, mut action, mut json) = (None, Action::Run, false);
-    let (mut sets_up, mut dry_run, mut remove) = (false, false, false);
+    let (mut sets_up, mut dry_run, mut remove, mut now) = (false, false, false, false);
     let mut words = std::env::args_os().skip(1);
     while let Some(word) = words.next() {
         match word.to_str() {
@@ -71,6 +71,7 @@ fn main() -> ExitCode {
             Some("setup") => sets_up = true,
             Some("--dry-run") => dry_run = true,
             Some("--remove") => remove = true,
+            Some("--now") => now = true,
             Some("--config") => match words.next() {
                 Some(path) => file = Some(PathBuf::from(path)),
                 None => return usage("--config needs a file name"),
@@ -84,10 +85,16 @@ fn main() -> ExitCode {
         }
     }
     if sets_up {
-        return setup(file.as_deref(), dry_run, remove);
+        let extent = match (dry_run, now) {
+            (true, true) => return usage("--dry-run starts nothing; leave --now out"),
+            (true, false) => Extent::DryRun,
+            (false, true) => Extent::Now,
+            (false, false) => Extent::Write,
+        };
+        return setup(file.as_deref(), extent, remove);
     }
-    if dry_run || remove {
-        return usage("--dry-run and --remove belong to setup");
+    if dry_run || remove || now {
+        return usage("--dry-run, --now and --remove belong to setup");
     }
     let config = match Config::load(file.as_deref()) {
         Ok(config) => config,
@@ -124,22 +131,22 @@ fn main() -> ExitCode {
     }
 }
 
-fn setup(file: Option<&Path>, dry_run: bool, remove: bool) -> ExitCode {
+fn setup(file: Option<&Path>, extent: Extent, remove: bool) -> ExitCode {
     // Only root sees the files, units and environments of all processes.
     if !std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0) {
         return fail("setup needs root");
     }
     let places = Places::of(file.unwrap_or(Path::new(DEFAULT_PATH)));
-    let done = match (remove, dry_run) {
-        (true, true) => return usage("--remove takes back at once; leave --dry-run out"),
-        (true, false) => setup::remove(&places),
-        (false, _) => setup::setup(&places, dry_run),
+    let say = &mut |text: &str| print!("{text}");
+    let done = match (remove, extent) {
+        (true, Extent::DryRun) => {
+            return usage("--remove takes back at once; leave --dry-run out");
+        }
+        (true, _) => setup::remove(&places, extent == Extent::Now, say),
+        (false, _) => setup::setup(&places, extent, say),
     };
     match done {
-        Ok(text) => {
-            print!("{text}");
-            ExitCode::SUCCESS
-        }
+        Ok(()) => ExitCode::SUCCESS,
         Err(e @ (SetupError::Config { .. } | SetupError::OtherFile { .. })) => {
             usage(&e.to_string())
         }

@@ -70,9 +70,9 @@ pub struct Vread {
     /// Folder of the mounts' vhost-user sockets; `None` for `mounts` in the run directory.
     #[serde(deserialize_with = "some_absolute")]
     pub sockets: Option<PathBuf>,
-    /// User of the VMMs, who may connect to the sockets.
-    #[serde(deserialize_with = "name")]
-    pub vmm_user: String,
+    /// User of the VMMs, who may connect to the sockets; `None` for libvirt's.
+    #[serde(deserialize_with = "some_name")]
+    pub vmm_user: Option<String>,
     /// Numbers of users for the workers, one for each.
     #[serde(deserialize_with = "uid_range")]
     pub worker_uids: UidRange,
@@ -107,7 +107,7 @@ impl Default for Vread {
         Self {
             allow: Vec::new(),
             sockets: None,
-            vmm_user: "root".into(),
+            vmm_user: None,
             worker_uids: UidRange::default(),
             user: None,
             uid: 0,

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What runs in this VM that the host could serve: DataNodes, and servers that send files.
+//! What runs in this VM that the host could serve: DataNodes, HDFS clients, and servers that send files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::hdfs_client::{self, Client, Source};
 use crate::io::passwd;
 
 /// The main classes of a DataNode.
@@ -89,14 +90,26 @@ pub struct Found {
     pub data: BTreeSet<PathBuf>,
     /// Servers.
     pub servers: Vec<Server>,
+    /// HDFS clients.
+    pub clients: Vec<Client>,
+    /// How the host gives blocks of DataNodes to this VM, if it does.
+    pub blocks: Option<Source>,
+    /// Where they are mounted already.
+    pub mounted_at: Option<PathBuf>,
 }
 
-/// Looks at the processes in `proc`, and at the configuration below `etc`.
+/// Looks at the processes and the configuration below `root`, which is `/` but for tests.
 ///
 /// # Errors
-/// `proc` cannot be listed.
-pub fn find(proc: &Path, etc: &Path) -> std::io::Result<Found> {
-    let mut found = Found::default();
+/// `/proc` cannot be listed.
+pub fn find(root: &Path) -> std::io::Result<Found> {
+    let (proc, etc) = (&root.join("proc"), &root.join("etc"));
+    let mut found = Found {
+        blocks: hdfs_client::source(root),
+        mounted_at: hdfs_client::mounted_at(root),
+        ..Found::default()
+    };
+    let mut programs = Vec::new();
     let mut servers: BTreeMap<(ServerKind, Option<String>), Server> = BTreeMap::new();
     let users = passwd::users(&etc.join("passwd"));
     let users: BTreeMap<u32, String> = users.into_iter().map(|(name, uid)| (uid, name)).collect();
@@ -119,7 +132,12 @@ pub fn find(proc: &Path, etc: &Path) -> std::io::Result<Found> {
         if is_datanode(&folder) {
             found.data.extend(locked_folders(&folder));
         }
-        let Some(kind) = program(&folder).and_then(|name| ServerKind::of(&name)) else {
+        let program = program(&folder).unwrap_or_default();
+        if program == "java" {
+            let of = |file: &str| text(&folder.join(file)).unwrap_or_default();
+            programs.push((of("environ"), of("cmdline")));
+        }
+        let Some(kind) = ServerKind::of(&program) else {
             continue;
         };
         let unit = unit(&folder);
@@ -137,6 +155,7 @@ pub fn find(proc: &Path, etc: &Path) -> std::io::Result<Found> {
         server.users.extend(user(&folder, &users));
     }
     found.servers = servers.into_values().collect();
+    found.clients = hdfs_client::clients(root, &programs);
     Ok(found)
 }
 
@@ -256,8 +275,9 @@ mod tests {
     #[test]
     fn data_directories_are_those_that_a_datanode_has_locked() {
         let dir = tempfile::tempdir().unwrap();
+        let proc = &dir.path().join("proc");
         let cmdline = format!("java\0-Xmx1g\0{}\0", DATANODES[0]);
-        let datanode = process(dir.path(), 7, &[("comm", "java\n"), ("cmdline", &cmdline)]);
+        let datanode = process(proc, 7, &[("comm", "java\n"), ("cmdline", &cmdline)]);
         for (fd, path) in [
             "/data/1/dfs/in_use.lock",
             "/data/2/dfs/in_use.lock",
@@ -270,7 +290,7 @@ mod tests {
         }
         // A NameNode locks its folders, too.
         let namenode = process(
-            dir.path(),
+            proc,
             8,
             &[(
                 "cmdline",
@@ -278,7 +298,7 @@ mod tests {
             )],
         );
         symlink("/data/name/in_use.lock", namenode.join("fd/1")).unwrap();
-        let found = find(dir.path(), dir.path()).unwrap();
+        let found = find(dir.path()).unwrap();
         let expected: BTreeSet<PathBuf> = ["/data/1/dfs", "/data/2/dfs"].map(PathBuf::from).into();
         assert_eq!(found.data, expected);
     }
@@ -329,7 +349,7 @@ mod tests {
                 ("cgroup", "0::/user.slice/a.service\n"),
             ],
         );
-        let found = find(&proc, &etc).unwrap();
+        let found = find(dir.path()).unwrap();
         let [nginx, haproxy] = found.servers.as_slice() else {
             panic!("{found:?}");
         };

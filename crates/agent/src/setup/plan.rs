@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What to write for what was found: the agent's configuration, and drop-ins for units of systemd.
+//! What to write for what was found: the agent's configuration, drop-ins and units of systemd, and HDFS clients'
+//! configuration.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -7,6 +8,7 @@ use std::path::{Path, PathBuf};
 use toml_edit::{Array, DocumentMut, Item, Table, TomlError, Value, value};
 
 use super::find::{Found, Server, ServerKind};
+use super::hdfs_client::{self, Client, Site, Source};
 
 /// The preload library, where the package installs it.
 pub const LIBRARY: &str = "/usr/lib/libvpipe_preload.so";
@@ -14,17 +16,34 @@ pub const LIBRARY: &str = "/usr/lib/libvpipe_preload.so";
 /// The folder in the sample of the agent's configuration.
 const SAMPLE: &str = "/data/1/dfs";
 
-/// What is to be written.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What is to be written, and done afterwards.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
     /// The new text of the agent's configuration.
     pub config: String,
-    /// Further files below `/etc` with their text.
-    pub files: Vec<(PathBuf, String)>,
+    /// Whether the agent has work here.
+    pub for_agent: bool,
+    /// New files below `/etc`.
+    pub files: Vec<NewFile>,
+    /// HDFS clients to prepare.
+    pub clients: Vec<Client>,
     /// What was found, a line each.
     pub found: Vec<String>,
-    /// What is left to do, a line each.
+    /// What is left to the operator, a line each.
     pub by_hand: Vec<String>,
+}
+
+/// A file that setup makes for systemd.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewFile {
+    /// Its path below `/etc`.
+    pub path: PathBuf,
+    /// Its text.
+    pub text: String,
+    /// Arguments of systemctl once it is there.
+    pub then: String,
+    /// What the operator has to do if there is another file of that name.
+    pub by_hand: String,
 }
 
 /// Makes a plan from what was found and the present text of the configuration. Values that the operator has written stay.
@@ -33,24 +52,102 @@ pub struct Plan {
 /// The text is no TOML.
 pub fn plan(found: &Found, config: &str) -> Result<Plan, TomlError> {
     let mut document: DocumentMut = config.parse()?;
-    let mut plan = Plan {
-        config: String::new(),
-        files: Vec::new(),
-        found: Vec::new(),
-        by_hand: Vec::new(),
-    };
+    let mut plan = Plan::default();
     if !found.data.is_empty() {
         let paths = paths(&found.data);
         plan.found
             .push(format!("a DataNode with data in {}", paths.join(", ")));
         drop_sample(&mut document);
         add(document.as_table_mut(), "data", &paths);
+        plan.for_agent = true;
     }
     for server in &found.servers {
         plan_server(&mut plan, &mut document, server);
+        plan.for_agent = true;
     }
+    plan_clients(&mut plan, &mut document, found);
     plan.config = document.to_string();
     Ok(plan)
+}
+
+/// A VM to which the host gives blocks gets their mount, and its HDFS clients the plug-in.
+fn plan_clients(plan: &mut Plan, document: &mut DocumentMut, found: &Found) {
+    let sites = found.clients.iter().map(|client| client.site.display());
+    let sites = sites.map(|site| site.to_string()).collect::<Vec<_>>();
+    let Some(source) = found.blocks else {
+        if !sites.is_empty() && found.data.is_empty() {
+            plan.by_hand.push(format!(
+                "for the HDFS client of {}: the host gives this VM no blocks; there, `viola prepare` it for vread, and run setup again",
+                sites.join(", ")
+            ));
+        }
+        return;
+    };
+    plan.found.push(match sites.is_empty() {
+        true => "blocks of DataNodes from the host, and no HDFS client".into(),
+        false => format!(
+            "blocks of DataNodes from the host, and an HDFS client of {}",
+            sites.join(", ")
+        ),
+    });
+    match source {
+        Source::Stream => {
+            plan.for_agent = true;
+            if !document.contains_key("mount") {
+                add_table(document, "mount");
+                document["mount"]["path"] = value(hdfs_client::MOUNT);
+            }
+        }
+        Source::VirtioFs => match &found.mounted_at {
+            None => plan.files.push(NewFile {
+                path: Path::new("systemd/system").join(hdfs_client::MOUNT_UNIT),
+                text: hdfs_client::mount_unit(),
+                then: format!("enable --now {}", hdfs_client::MOUNT_UNIT),
+                by_hand: format!(
+                    "mount the blocks: mount -t virtiofs viola {}",
+                    hdfs_client::MOUNT
+                ),
+            }),
+            Some(path) if path == Path::new(hdfs_client::MOUNT) => {}
+            Some(path) => plan.by_hand.push(format!(
+                "hdfs-site.xml: viola.vread.mount is {}, where the blocks are mounted",
+                path.display()
+            )),
+        },
+    }
+    for client in &found.clients {
+        plan.clients.push(client.clone());
+        if client.libraries.is_none() {
+            plan.by_hand.push(format!(
+                "put {} on the class path of programs that use {}",
+                hdfs_client::JAR,
+                client.site.display()
+            ));
+        }
+    }
+    if sites.is_empty() {
+        plan.by_hand.push(format!(
+            "put {} on the class path of the HDFS client, and run setup while it runs",
+            hdfs_client::JAR
+        ));
+    } else {
+        plan.by_hand.push(format!(
+            "start programs that use HDFS anew; those that bring libraries of their own need {} on their class path",
+            hdfs_client::JAR
+        ));
+    }
+}
+
+/// The new text of a client's `hdfs-site.xml`, if it needs one.
+pub fn site(plan: &mut Plan, client: &Client, text: &str) -> Option<String> {
+    match hdfs_client::with_property(&client.site, text) {
+        Site::IsThere => None,
+        Site::New(text) => Some(text),
+        Site::ByHand(what) => {
+            plan.by_hand.push(what);
+            None
+        }
+    }
 }
 
 fn plan_server(plan: &mut Plan, document: &mut DocumentMut, server: &Server) {
@@ -120,8 +217,12 @@ fn plan_server(plan: &mut Plan, document: &mut DocumentMut, server: &Server) {
             let path = Path::new("systemd/system").join(format!("{unit}.d/viola.conf"));
             let text =
                 format!("# viola-agent setup\n[Service]\nEnvironment=LD_PRELOAD={LIBRARY}\n");
-            plan.files.push((path, text));
-            plan.by_hand.push(format!("systemctl restart {unit}"));
+            plan.files.push(NewFile {
+                by_hand: format!("add Environment=LD_PRELOAD={LIBRARY} to it"),
+                then: format!("restart {unit}"),
+                path,
+                text,
+            });
         }
     }
 }
@@ -191,7 +292,7 @@ mod tests {
     fn the_sample_gets_the_datanodes_folders_and_keeps_its_comments() {
         let found = Found {
             data: ["/data/7/dfs", "/data/8/dfs"].map(PathBuf::from).into(),
-            servers: Vec::new(),
+            ..Found::default()
         };
         let plan = plan(&found, sample()).unwrap();
         let expected = sample().replace(
@@ -218,13 +319,13 @@ mod tests {
             added,
             "\n[pipe]\nfiles = [\"/srv/www\"]\nusers = [\"root\", \"www-data\"]\n"
         );
-        let (path, text) = &done.files[0];
-        assert_eq!(path, Path::new("systemd/system/nginx.service.d/viola.conf"));
-        assert!(
-            text.contains("Environment=LD_PRELOAD=/usr/lib/libvpipe_preload.so"),
-            "{text}"
-        );
-        assert_eq!(done.by_hand, ["systemctl restart nginx.service"]);
+        let file = &done.files[0];
+        let path = "systemd/system/nginx.service.d/viola.conf";
+        assert_eq!(file.path, Path::new(path));
+        let line = "Environment=LD_PRELOAD=/usr/lib/libvpipe_preload.so";
+        assert!(file.text.contains(line), "{file:?}");
+        assert_eq!(file.then, "restart nginx.service");
+        assert!(done.by_hand.is_empty() && done.for_agent);
         // A second time changes nothing.
         assert_eq!(plan(&found, &done.config).unwrap().config, done.config);
     }
@@ -292,6 +393,7 @@ mod tests {
         let found = Found {
             servers: vec![haproxy],
             data: ["/data/7/dfs".into()].into(),
+            ..Found::default()
         };
         let own = "data = [\"/not/mounted/now\"]\n[pipe]\nrelay = false # no\n";
         let done = plan(&found, own).unwrap();

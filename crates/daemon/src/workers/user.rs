@@ -7,6 +7,9 @@ use viola_host::proc;
 
 use crate::host::users;
 
+/// The users as which libvirt runs QEMU: on Debian and its relatives, and on others.
+const LIBVIRTS_QEMU: [&str; 2] = ["libvirt-qemu", "qemu"];
+
 /// Users of workers and of the sockets of their VMs.
 #[derive(Debug, Clone, Copy)]
 pub struct Users {
@@ -38,7 +41,10 @@ impl Users {
                 format!("this host has no user {name}; see user and vmm_user in [vread]")
             })
         };
-        let (vmm, _) = find(&config.vmm_user)?;
+        let vmm = match &config.vmm_user {
+            Some(name) => find(name)?.0,
+            None => libvirts_qemu(users::user_ids),
+        };
         let worker = match &config.user {
             None => WorkerUser::Own(config.worker_uids),
             Some(name) => match find(name)? {
@@ -76,6 +82,14 @@ impl Users {
     }
 }
 
+/// The number of libvirt's user for QEMU; root where there is none.
+fn libvirts_qemu(ids: impl Fn(&str) -> Option<(u32, u32)>) -> u32 {
+    LIBVIRTS_QEMU
+        .iter()
+        .find_map(|name| ids(name))
+        .map_or(0, |(uid, _)| uid)
+}
+
 /// The numbers of a range that processes of this host have.
 fn taken(range: UidRange) -> Result<Vec<u32>, String> {
     let pids = proc::processes().map_err(|e| e.one_line())?;
@@ -89,6 +103,21 @@ mod tests {
     use super::*;
     use std::os::unix::process::CommandExt;
     use std::process::Command;
+
+    #[test]
+    fn the_vmms_user_is_libvirts_where_there_is_one() {
+        let ids = |known: &'static [&'static str]| {
+            move |name: &str| {
+                known
+                    .iter()
+                    .position(|k| *k == name)
+                    .map(|i| (64_055 + i as u32, 1))
+            }
+        };
+        assert_eq!(libvirts_qemu(ids(&["libvirt-qemu", "qemu"])), 64_055);
+        assert_eq!(libvirts_qemu(ids(&["x", "qemu"])), 64_056);
+        assert_eq!(libvirts_qemu(ids(&[])), 0);
+    }
 
     #[test]
     fn each_worker_gets_a_number_that_no_process_has() {

@@ -77,14 +77,14 @@ pub struct Answer {
 /// What viola leaves to the operator.
 pub fn by_hand(what: Use, vm: &str) -> Vec<String> {
     let texts: &[&str] = match what {
-        Use::Datanode => &["in VM: install viola-agent, then viola-agent setup"],
+        Use::Datanode => &["in VM: install viola-agent, then viola-agent setup --now"],
         Use::Reader => &[
-            "on the host: vmm_user in [vread] is QEMU's user, such as libvirt-qemu, and viola runs before VM starts",
-            "in VM: mount -t virtiofs viola /mnt/viola, and viola's jar and property for the HDFS client (docs: vread)",
+            "on the host: viola runs before VM starts",
+            "in VM: install viola-agent, then viola-agent setup --now, and start HDFS's clients anew",
         ],
         Use::Vpipe => &[
             "on the host: [[vm]] name = \"VM\" with [vm.pipe] in /etc/viola/viola.toml",
-            "in VM: install viola-agent, then viola-agent setup",
+            "in VM: install viola-agent, then viola-agent setup --now",
         ],
         Use::Turbo => &[
             "on the host: viola set $VM --class turbo --keep",

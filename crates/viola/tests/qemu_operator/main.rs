@@ -3,6 +3,8 @@
 //! events of a host's life. The host is an emulated PC with libvirt VMs: part of `make test-beds`.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../common/first_page.rs"]
+mod first_page;
 mod host;
 mod page;
 
@@ -32,6 +34,8 @@ fn a_host_from_installation_to_removal() {
     host.step(begin, "reset, stop, start and rename of VMs");
     a_vm_is_prepared(&host);
     host.step(begin, "a VM prepared for vread");
+    the_steps_of_the_page_allow_and_prepare(&host);
+    host.step(begin, "the first page's steps for vpipe and vread");
     a_full_disk(&host);
     an_upgrade_and_a_removal(&host);
     host.step(begin, "a full disk, an upgrade, the removal");
@@ -208,6 +212,54 @@ fn a_vm_is_prepared(host: &Host) {
     assert_eq!(channels.trim(), "0", "{back}");
     host.good("virsh -q destroy db02; virsh -q start db02");
     host.until("db02 found again", || host.vm("db02").is_some());
+}
+
+/// The steps on the host of the first page, with VMs of this host. The VMs have no agent; `qemu_pipe` and `vread_hdfs` go on from here.
+fn the_steps_of_the_page_allow_and_prepare(host: &Host) {
+    const RELOAD: &str = "systemctl reload viola";
+    host.good("cp /etc/viola/viola.toml mine.toml");
+    for (heading, names) in [
+        (
+            "A web server's files, in three steps",
+            [("web1", "db02")].as_slice(),
+        ),
+        (
+            "Blocks of HDFS, in three steps",
+            &[("client1", "db02"), ("dn1", "db03")],
+        ),
+    ] {
+        let of_this_host = |line: &&str| {
+            let renamed = |line: String, (from, to): &(&str, &str)| line.replace(from, to);
+            names.iter().fold((*line).to_owned(), renamed)
+        };
+        let steps = first_page::steps(heading);
+        assert_eq!(steps.len(), 3, "{heading}: {steps:?}");
+        let (reload, lines) = steps[0].split_last().unwrap();
+        assert_eq!(*reload, RELOAD);
+        for line in lines.iter().map(of_this_host) {
+            // The file has the table with its keys as comments.
+            let script = match line.strip_prefix("allow = ") {
+                Some(_) => format!("sed -i 's/^#allow = .*reader.*/{line}/' /etc/viola/viola.toml"),
+                None if line == "[vread]" => "grep -qx '\\[vread\\]' /etc/viola/viola.toml".into(),
+                None => format!("echo '{line}' >>/etc/viola/viola.toml"),
+            };
+            host.good(&script);
+        }
+        host.good(RELOAD);
+        for line in steps[1].iter().map(of_this_host) {
+            assert!(line.starts_with("viola prepare "), "{line}");
+            println!("{}", host.good(&line));
+        }
+    }
+    host.until("both are listed", || {
+        let pipes = host.sh("viola pipe ls");
+        let reads = host.sh("viola vread ls");
+        pipes.contains("db02") && reads.contains("db02") && reads.contains("db03")
+    });
+    // libvirt's user may connect to the reader's socket, though nobody has named it.
+    let owner = host.good("stat -c %U /run/viola/mounts/db02.sock");
+    assert_eq!(owner.trim(), "libvirt-qemu");
+    host.good("viola unprepare db02; viola unprepare db03; mv mine.toml /etc/viola/viola.toml; systemctl reload viola");
 }
 
 fn a_full_disk(host: &Host) {

@@ -4,14 +4,14 @@
 
 use std::time::Instant;
 
+use crate::first_page::part;
 use crate::host::{Host, VMS};
 
-const PAGE: &str = include_str!("../../../../docs/src/start.md");
 /// The part on hosts follows this line.
 const BEGIN: &str = "On a host with VMs";
 /// Commands in the page's part on hosts: indented lines without their comments, and inline commands.
 fn commands() -> Vec<String> {
-    let (_, part) = PAGE.split_once(BEGIN).unwrap();
+    let part = part(BEGIN);
     let mut found = Vec::new();
     for line in part.lines() {
         if let Some(line) = line.strip_prefix("    ") {

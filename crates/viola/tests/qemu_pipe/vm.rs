@@ -204,7 +204,7 @@ impl Vm {
 }
 
 /// Moves the calling thread into a new network namespace that has a bridge with a tap.
-fn network() {
+pub fn network() {
     // SAFETY: only this thread changes its network namespace; file descriptors stay shared.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
     for words in [
@@ -225,7 +225,7 @@ pub fn connect(port: u16) -> std::io::Result<TcpStream> {
 }
 
 /// Creates a disk image with a file system that contains the folder.
-fn ext4(folder: &Path, name: &str, tree: &Path, size: usize) -> PathBuf {
+pub fn ext4(folder: &Path, name: &str, tree: &Path, size: usize) -> PathBuf {
     let image = folder.join(name);
     File::create(&image).unwrap().set_len(size as u64).unwrap();
     let made = Command::new("/usr/sbin/mkfs.ext4")

@@ -11,8 +11,9 @@ import org.apache.hadoop.conf.Configuration;
 
 /** The {@code viola.*} keys of a configuration. Equal settings share their open files and threads. */
 final class Settings {
-  /** Directories of viola's mounts, separated by commas; without it the plug-in does nothing. */
+  /** Directories of viola's mounts, separated by commas ({@value #DEFAULT_MOUNT}); with none the plug-in does nothing. */
   static final String MOUNT = "viola.vread.mount";
+  private static final String DEFAULT_MOUNT = "/mnt/viola";
   /** {@code false} skips the verification of checksums. */
   static final String VERIFY = "viola.verify";
   /** Time limit for an open or a read (750 ms). */
@@ -43,7 +44,7 @@ final class Settings {
 
   Settings(Configuration conf) {
     mounts = new ArrayList<>();
-    for (String mount : conf.getTrimmedStrings(MOUNT)) {
+    for (String mount : conf.getTrimmedStrings(MOUNT, DEFAULT_MOUNT)) {
       mounts.add(Paths.get(mount));
     }
     verify = conf.getBoolean(VERIFY, true);
