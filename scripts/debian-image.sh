@@ -219,6 +219,8 @@ Description=Runs scripts of the test bed
 After=dbus.service systemd-logind.service libvirtd.socket
 StartLimitIntervalSec=0
 [Service]
+# without its port the program takes a serial line, as in a UML guest
+ExecStartPre=/bin/sh -c 'until [ -e /dev/virtio-ports/org.viola.lab.0 ]; do sleep 0.2; done'
 ExecStart=/usr/bin/viola-guest serve
 # the lab may reconnect; processes that scripts start outlive this service
 Restart=always

@@ -56,6 +56,8 @@ for target in "${targets[@]}"; do
     mkdir -p "$kept" "$found" "$bad"
     words=()
     [ -f "fuzz/words/$target" ] && words=("-dict=fuzz/words/$target")
+    # These have threads, whose beginning and end look like leaks. A leak for each input would reach the limit of memory.
+    [[ " agent_messages fuse_requests stream_frames vhost_user " != *" $target "* ]] || words+=(-detect_leaks=0)
     echo "fuzz: $target for $each s"
     "$program" "$found" "$kept" "-max_total_time=$each" -max_len=4096 -timeout=20 -rss_limit_mb=2048 \
         "-artifact_prefix=$bad" -print_final_stats=1 -verbosity=1 "${words[@]}" >"build/fuzz/$target.log" 2>&1 || {

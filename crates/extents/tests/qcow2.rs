@@ -280,6 +280,24 @@ fn images_that_cannot_be_read_rightly_are_refused() {
         "layer 0 is encrypted, which is not supported"
     );
 
+    // a table of feature names that ends within an entry, at which imago panics
+    folder.img("create -q -f qcow2 names.qcow2 1M");
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .open(folder.path("names.qcow2"))
+        .unwrap();
+    let number = |at: u64| {
+        let mut bytes = [0; 4];
+        file.read_exact_at(&mut bytes, at).unwrap();
+        u32::from_be_bytes(bytes)
+    };
+    let extension = u64::from(number(100));
+    assert_eq!(number(extension), 0x6803_f857, "no feature names");
+    file.write_all_at(&1u32.to_be_bytes(), extension + 4)
+        .unwrap();
+    assert!(open("names.qcow2").contains("makes no sense"));
+
     // in use by a VMM that postpones its reference counts
     folder.img("create -q -f qcow2 -o lazy_refcounts=on lazy.qcow2 1M");
     let crashed = folder.tool(

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
-use rustix::net::sockopt::tcp_congestion;
+use rustix::net::sockopt::{self, tcp_congestion};
 
 use crate::state::{RepairWindow, TcpState, WindowScale};
 use crate::sys::{self, Queue};
@@ -216,10 +216,17 @@ pub fn extract_between(
 /// Leaves repair mode: a socket whose connection was [detached](Extracted::detach) goes on by itself. No other socket
 /// may have the connection.
 ///
+/// The kernel takes SO_REUSEADDR from a socket that leaves repair mode. A server could not listen at its port again while
+/// such a connection ends, so the socket gets it back. It gets it also if it had none, which changes nothing: a listener
+/// without it is refused as before.
+///
 /// # Errors
 /// What the kernel refused.
 pub fn leave_repair_mode(fd: BorrowedFd<'_>) -> Result<()> {
-    sys::set_tcp(fd, sys::REPAIR, sys::OFF, "TCP_REPAIR")
+    sys::set_tcp(fd, sys::REPAIR, sys::OFF, "TCP_REPAIR")?;
+    // A worker's filter refuses it; nothing listens in the worker's namespace.
+    let _ = sockopt::set_socket_reuseaddr(fd, true);
+    Ok(())
 }
 
 /// Sends the peer a window probe, which acknowledges all received bytes and makes the peer answer with its own

@@ -33,7 +33,7 @@ impl RestoredConnection<'_> {
     /// # Errors
     /// What the kernel refused.
     pub fn activate(self) -> Result<()> {
-        sys::set_tcp(self.fd, sys::REPAIR, sys::OFF, "TCP_REPAIR")?;
+        leave_repair_mode(self.fd)?;
         sys::write(self.fd, &self.unsent, "the bytes that were not sent")?;
         match self.buffers {
             Some(buffers) => sys::set_buffers(self.fd, buffers),

@@ -382,3 +382,22 @@ fn a_socket_without_an_established_connection_is_refused_unchanged() {
         assert_eq!(on, 0);
     }
 }
+
+/// A server that is started again while connections of its former run still end. `bind` asks all of them.
+#[test]
+fn a_connection_that_was_away_does_not_block_its_port() {
+    let (wire, _client, server) = connected("10.99.0.1", "10.99.0.2");
+    let address = server.local_addr().unwrap();
+    let listens = || wire.old.run(move || TcpListener::bind(address).map(drop));
+    listens().unwrap();
+    // Refused, and extracted and restored.
+    drop(extract(server.as_fd()).unwrap());
+    listens().unwrap();
+    hand_over(
+        &wire,
+        &OwnedFd::from(server.try_clone().unwrap()),
+        &OwnedFd::from(server),
+        Route::Old,
+    );
+    listens().unwrap();
+}

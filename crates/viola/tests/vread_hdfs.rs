@@ -29,6 +29,85 @@ fn hdfs_on_ext4() {
     });
 }
 
+/// The first page's step in both VMs: `viola-agent setup` finds the DataNode and the HDFS client, and what it writes suffices.
+/// systemd does not run in these VMs, so the test does what the units say.
+#[test]
+#[ignore = "a test bed: make test-beds"]
+fn an_hdfs_client_is_served_after_one_command_in_each_vm() {
+    let bed = Bed::boot("sf-setup", FileSystem::Ext4, &["dn"], "d*");
+    let hdfs = step("start", || bed.hdfs(&[]));
+    let said = bed.setup("dn", "");
+    assert!(
+        said.contains("found: a DataNode with data in /mnt/data\n"),
+        "{said}"
+    );
+    bed.agent_with(
+        "dn",
+        &bed.sh("dn", &format!("cat {ROOT}/etc/viola/agent.toml")),
+    );
+
+    // A Hadoop as its archive unpacks it, with the libraries of this laboratory, and the package's jar.
+    hdfs.prepare(bed.guest("rd")).unwrap();
+    let (jars, java) = (
+        bed.hadoop().folder().display(),
+        bed.hadoop().java().display(),
+    );
+    bed.sh(
+        "rd",
+        &format!(
+            "cd {ROOT}; mkdir -p opt/hadoop/etc opt/hadoop/share/hadoop/common/lib tmp/etc; cp -r run/conf opt/hadoop/etc/hadoop; \
+             ln -s {jars}/jars/*.jar opt/hadoop/share/hadoop/common/lib; head -c 24M /dev/urandom >tmp/x; \
+             mkdir -p usr/share/java 2>/dev/null || true; mount -t tmpfs none usr/share/java; cp .{jars}/viola-hdfs.jar usr/share/java"
+        ),
+    );
+    let before = bed.sh(
+        "rd",
+        &format!("cat {ROOT}/opt/hadoop/etc/hadoop/hdfs-site.xml"),
+    );
+    let said = bed.setup("rd", "");
+    println!("{said}");
+    assert!(
+        said.contains("systemctl enable --now mnt-viola.mount"),
+        "{said}"
+    );
+    bed.sh(
+        "rd",
+        &format!(
+            "cd {ROOT}; u=etc/systemd/system/mnt-viola.mount; of() {{ sed -n \"s/^$1=//p\" $u; }}; mkdir -p .$(of Where); \
+             mount -t $(of Type) -o $(of Options) $(of What) .$(of Where)"
+        ),
+    );
+    let home = "/opt/hadoop";
+    let hadoop = |words: &str| {
+        bed.sh(
+            "rd",
+            &format!(
+                "chroot {ROOT} sh -ec '{java}/bin/java -Xmx256m -cp \"{home}/etc/hadoop:{home}/share/hadoop/common/lib/*\" \
+                 org.apache.hadoop.fs.FsShell {words}'"
+            ),
+        )
+    };
+    step("put", || hadoop("-put /tmp/x /x"));
+    let past = || bed.shown("dn").1.bytes.values().sum::<u64>();
+    within(STEP_TIMEOUT, "the block is named", || {
+        bed.shown("dn").0.blocks > 0
+    });
+    step("read", || hadoop("-cat /x | cmp - /tmp/x"));
+    // The block, and its checksums.
+    assert!(past() >= 24 * MIB, "{} bytes", past());
+
+    let said = bed.setup("rd", "--remove");
+    assert!(said.contains("hdfs-site.xml is as it was"), "{said}");
+    let after = bed.sh(
+        "rd",
+        &format!("cat {ROOT}/opt/hadoop/etc/hadoop/hdfs-site.xml"),
+    );
+    assert_eq!(after, before);
+    let seen = past();
+    step("read without it", || hadoop("-cat /x | cmp - /tmp/x"));
+    assert_eq!(past(), seen);
+}
+
 const TOKENS: &str = "dfs.block.access.token.enable";
 
 /// Asserts that the host has no block of the DataNode and reports why, that the reader VM finds none, and that HDFS serves its

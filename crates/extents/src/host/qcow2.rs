@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use imago::io_buffers::{IoVector, IoVectorMut};
@@ -89,7 +90,7 @@ impl Tables {
 
     /// Returns the run at `disk`, at most `len` bytes.
     pub(super) fn run(&self, disk: u64, len: u64) -> io::Result<Run> {
-        let (mapping, found) = self.access.get_mapping(disk, len)?;
+        let (mapping, found) = guarded(|| self.access.get_mapping(disk, len))?;
         let len = found.min(len);
         if len == 0 {
             return Err(io::Error::new(
@@ -140,13 +141,23 @@ impl Tables {
                 n += slice.len();
                 vector.push_ioslice(slice);
             }
-            self.access.readv(vector, disk)?;
+            guarded(|| self.access.readv(vector, disk))?;
             buffers.advance(n);
             disk += n as u64;
             len -= n as u64;
         }
         Ok(())
     }
+}
+
+/// Calls imago, which may panic at metadata that no program writes: an error of this image then, and no end of a worker
+/// that reads other images too.
+fn guarded<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let done = catch_unwind(AssertUnwindSafe(call));
+    done.unwrap_or_else(|_| {
+        let what = "the image's metadata makes no sense to the library that reads it";
+        Err(io::Error::new(io::ErrorKind::InvalidData, what))
+    })
 }
 
 fn open_one(
@@ -168,9 +179,8 @@ fn open_one(
     let backed = backing.is_some();
     let image = Qcow2::<Store>::builder(store)
         .backing(backing)
-        .data_file(None)
-        .open(DenyImplicitOpenGate::default())
-        .map_err(at)?;
+        .data_file(None);
+    let image = guarded(|| image.open(DenyImplicitOpenGate::default())).map_err(at)?;
     if crypt != [0; 4] {
         return Err(ImageError::Encrypted(layer));
     }

@@ -150,10 +150,31 @@ impl Bed {
 
     /// Starts an agent in a DataNode VM.
     pub fn agent(&self, node: &str) {
-        let config = "data = ['/mnt/data']\ndatanode = '127.0.0.1:9866'\nquiet_ms = 1000\nsettle_ms = 200\nrecheck_s = 20\n";
+        self.agent_with(node, "data = ['/mnt/data']\ndatanode = '127.0.0.1:9866'\n");
+    }
+
+    /// The same with this configuration, and times that suit tests.
+    pub fn agent_with(&self, node: &str, config: &str) {
+        let config = format!("quiet_ms = 1000\nsettle_ms = 200\nrecheck_s = 20\n{config}");
         self.guest(node)
-            .start("agent", Workload::agent(config))
+            .start("agent", Workload::agent(&config))
             .unwrap_or_else(|e| panic!("{}", e.full()));
+    }
+
+    /// Runs `viola-agent setup` in the root in which Java runs, with further words, and returns what it says.
+    pub fn setup(&self, guest: &str, words: &str) -> String {
+        self.sh(
+            guest,
+            &format!(
+                "mkdir -p {ROOT}/etc/viola; [ -e {ROOT}/tmp/viola-agent ] || cp /usr/bin/viola-agent {ROOT}/tmp; \
+                 chroot {ROOT} /tmp/viola-agent setup {words}"
+            ),
+        )
+    }
+
+    /// The folder with Hadoop, its JDK and the plug-in.
+    pub fn hadoop(&self) -> &Hadoop {
+        &self.hadoop
     }
 
     /// Mounts the blocks and starts the client with its sides: `stock`, `viola` and `raw`, which verifies no checksums.

@@ -2,7 +2,7 @@
 //! The first page's step in a VM: Debian with systemd and nginx as its packages configure them, and the package `viola-agent`.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use viola_lab::qemu::{Image, QemuVm, VmSpec};
 use viola_proto::pipe::status::PipeStats;
@@ -13,6 +13,9 @@ use crate::common::guests::within;
 use crate::first_page;
 use crate::rig::{GUEST, MIB, guest_permit, noise, senders, wait_until_served};
 use crate::vm::{CHANGE_TIMEOUT, connect, ext4, network};
+
+/// Timeout of a start of systemd in an emulated PC.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// The step in the VM.
 fn step_in_the_vm() -> &'static str {
@@ -53,7 +56,7 @@ fn nginx_of_a_debian_is_served_after_one_command() {
     );
     let image = Image::find_from([here], "debian").unwrap_or_else(|e| panic!("{e}"));
     let root = image.kernel().with_file_name("root.img");
-    let spec = VmSpec::new("qp-debian")
+    let mut spec = VmSpec::new("qp-debian")
         .memory(1024)
         .disk("root", &root, "raw,snapshot=on")
         .disk(
@@ -64,6 +67,7 @@ fn nginx_of_a_debian_is_served_after_one_command() {
         .disk("package", &package, "raw,readonly=on")
         .tap("tap0", "52:54:00:77:00:11")
         .agent();
+    spec.boot_timeout = BOOT_TIMEOUT;
     let machine = QemuVm::start(&spec, &image, folder.path()).unwrap_or_else(|e| panic!("{e}"));
     println!("{:.0} s: Debian is up", begin.elapsed().as_secs_f32());
     let sh = |script: &str| {

@@ -267,11 +267,16 @@ impl FrameSink for AnswerSink<'_> {
             Message::Failed(code) => Answer::Failed(code),
             _ => return Err(unexpected),
         };
-        let pending = self.state.pending.remove(&id).ok_or(unexpected)?;
-        if matches!(answer, Answer::Found(_)) && !matches!(pending, Pending::Find(_)) {
-            return Err(unexpected);
+        // A request leaves the table with its answer only: the end of the connection fails those that are in it.
+        let suits = match self.state.pending.get(&id) {
+            Some(Pending::Find(_)) => true,
+            Some(Pending::Read { .. }) => matches!(answer, Answer::Failed(_)),
+            None => false,
+        };
+        match self.state.pending.remove(&id).filter(|_| suits) {
+            Some(pending) => self.state.answers.push((pending, answer)),
+            None => return Err(unexpected),
         }
-        self.state.answers.push((pending, answer));
         Ok(())
     }
 
