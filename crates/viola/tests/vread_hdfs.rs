@@ -11,14 +11,14 @@ use common::guests::within;
 use common::hdfs::{Bed, STEP_TIMEOUT, check, check_local, tell};
 use common::stdout;
 use common::steps::{MIB, changes_of_a_file, step};
-use viola_lab::hadoop::{Client, FileSystem, ROOT};
+use viola_lab::hadoop::{Client, FileSystem, Hdfs, ROOT};
 
 #[test]
 #[ignore = "a test bed: make test-beds"]
 fn hdfs_on_ext4() {
     let bed = Bed::boot("sf-ext4", FileSystem::Ext4, &["dn"], "d*");
     let hdfs = step("start", || bed.hdfs(&[]));
-    bed.agent("dn");
+    an_hdfs_client_is_served_after_one_command_in_each_vm(&bed, &hdfs);
     let client = &step("client", || bed.reader(&hdfs));
     step("read", || {
         tell(client, &format!("stock fill /f_7 {} {}", 24 * MIB, 4 * MIB));
@@ -31,11 +31,7 @@ fn hdfs_on_ext4() {
 
 /// The first page's step in both VMs: `viola-agent setup` finds the DataNode and the HDFS client, and what it writes suffices.
 /// systemd does not run in these VMs, so the test does what the units say.
-#[test]
-#[ignore = "a test bed: make test-beds"]
-fn an_hdfs_client_is_served_after_one_command_in_each_vm() {
-    let bed = Bed::boot("sf-setup", FileSystem::Ext4, &["dn"], "d*");
-    let hdfs = step("start", || bed.hdfs(&[]));
+fn an_hdfs_client_is_served_after_one_command_in_each_vm(bed: &Bed, hdfs: &Hdfs) {
     let said = bed.setup("dn", "");
     assert!(
         said.contains("found: a DataNode with data in /mnt/data\n"),
@@ -56,8 +52,8 @@ fn an_hdfs_client_is_served_after_one_command_in_each_vm() {
         "rd",
         &format!(
             "cd {ROOT}; mkdir -p opt/hadoop/etc opt/hadoop/share/hadoop/common/lib tmp/etc; cp -r run/conf opt/hadoop/etc/hadoop; \
-             ln -s {jars}/jars/*.jar opt/hadoop/share/hadoop/common/lib; head -c 24M /dev/urandom >tmp/x; \
-             mkdir -p usr/share/java 2>/dev/null || true; mount -t tmpfs none usr/share/java; cp .{jars}/viola-hdfs.jar usr/share/java"
+             for j in .{jars}/jars/*.jar; do ln -s ${{j#.}} opt/hadoop/share/hadoop/common/lib; done; head -c 25165824 /dev/urandom >tmp/x; \
+             mount -t tmpfs none mnt; mount -t tmpfs none usr/share/java; cp .{jars}/viola-hdfs.jar usr/share/java"
         ),
     );
     let before = bed.sh(
@@ -106,6 +102,10 @@ fn an_hdfs_client_is_served_after_one_command_in_each_vm() {
     let seen = past();
     step("read without it", || hadoop("-cat /x | cmp - /tmp/x"));
     assert_eq!(past(), seen);
+    bed.sh(
+        "rd",
+        &format!("cd {ROOT}; umount mnt/viola mnt usr/share/java"),
+    );
 }
 
 const TOKENS: &str = "dfs.block.access.token.enable";
