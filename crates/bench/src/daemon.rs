@@ -19,7 +19,7 @@ use viola_cli::client::Client;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_cli::table;
-use viola_proto::{CpuTime, VmList, VmReport};
+use viola_proto::{CpuTime, Decisions, Status, VmList, VmReport};
 
 /// A cell: number of VMs, vCPUs per VM, and sampling interval in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +72,8 @@ struct Reading {
     cell: usize,
     percent: f64,
     mib: f64,
+    /// CPU time of a decision, ms.
+    decision_ms: f64,
 }
 
 /// Runs the benchmark, prints the table and writes the result.
@@ -146,6 +148,15 @@ fn rows(found: &[Reading]) -> Vec<Row> {
             false => row,
         });
     }
+    let of_decisions = CELLS.len() - 1;
+    rows.push(
+        Row::new(
+            format!("{}, CPU of a decision", CELLS[of_decisions].name()),
+            "ms",
+        )
+        .side("viola", of(of_decisions, |r| r.decision_ms))
+        .goal(Goal::FigureAtMost(2.0), "viola"),
+    );
     // Goal of linear growth: a VM among 512 costs no more than a VM among 64.
     let per_vm = |i: usize| {
         let vms = CELLS[i].vms as f64;
@@ -169,13 +180,17 @@ fn measure(i: usize, span: Duration) -> Outcome<Reading> {
     let pid = bed.daemon.id();
     bed.wait()?;
     sleep_for(SETTLE_TIME)?;
-    let before = cpu::tree(pid);
+    let (before, decided_before) = (cpu::tree(pid), bed.decisions()?);
     sleep_for(span)?;
     let used = cpu::tree(pid).since(&before)[0];
+    let decided = bed.decisions()?;
+    let count = decided.count.saturating_sub(decided_before.count).max(1);
+    let cpu_ns = decided.cpu_ns.saturating_sub(decided_before.cpu_ns);
     let reading = Reading {
         cell: i,
         percent: used.share * 100.0,
         mib: peak_mib(pid)?,
+        decision_ms: cpu_ns as f64 / 1e6 / count as f64,
     };
     bed.check()?;
     Ok(reading)
@@ -260,6 +275,13 @@ impl TestBed {
         client.get("/vms").ok()
     }
 
+    /// What the daemon's decisions have cost.
+    fn decisions(&self) -> Outcome<Decisions> {
+        let client = Client::new(&self.folder.join("v.sock"));
+        let status: Status = client.get("/status")?;
+        Ok(status.decisions)
+    }
+
     /// Waits until the daemon knows all VMs.
     fn wait(&self) -> Outcome {
         let deadline = Instant::now() + DISCOVERY_TIMEOUT;
@@ -342,6 +364,7 @@ mod tests {
             cell,
             percent,
             mib: 20.0,
+            decision_ms: 1.0,
         };
         let rows = rows(&[reading(0, 0.9), reading(1, 0.64), reading(3, 4.0)]);
         let by_name = |name: &str| rows.iter().find(|r| r.name.starts_with(name)).unwrap();

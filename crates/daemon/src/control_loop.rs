@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Instant;
 
 use crate::api::http::{Request, Shared};
-use crate::control::Control;
+use crate::control::{Control, thread_cpu_time};
 use viola_cli::log::{self, Level};
 use viola_config::Accelerator;
 use viola_meter::Snapshot;
@@ -56,10 +56,14 @@ impl Control {
         // Meter: what did each VM spend in the window that just ended?
         if let Some(window) = self.measure(now) {
             // Policy: does a VM need another class, a turbo vCPU, or the host another number of turbo cores?
+            let cpu_time_before = thread_cpu_time();
             let can_act = self.slices.can_act(&self.inputs);
             replan |= self.turbo.decide(&window, &self.inputs, can_act);
             replan |= self.slices.classify(&window, &self.inputs, &self.meter);
             self.watch_file_senders(&window);
+            let cpu_time = thread_cpu_time().saturating_sub(cpu_time_before);
+            self.decisions.count += 1;
+            self.decisions.cpu_ns += cpu_time.as_nanos() as u64;
         }
         if replan {
             self.plan_and_apply(now);

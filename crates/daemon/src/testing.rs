@@ -149,6 +149,7 @@ pub fn view(names: &[&str]) -> crate::api::view::View {
             unmanaged: Vec::new(),
             libvirt: viola_proto::Libvirt::default(),
             failures: 0,
+            decisions: viola_proto::Decisions::default(),
             warnings: Vec::new(),
         },
         vms: VmList {

@@ -44,7 +44,9 @@ mod vm;
 pub mod vread;
 
 pub use event::{Event, EventKind, Events};
-pub use status::{Check, Core, Done, Libvirt, Row, RowState, Stage, Status, UnmanagedVm};
+pub use status::{
+    Check, Core, Decisions, Done, Libvirt, Row, RowState, Stage, Status, UnmanagedVm,
+};
 pub use vm::{
     Change, Class, ClassSetting, CpuTime, Delay, ResidualWait, SchedulerCounts, Source, VmList,
     VmReport,

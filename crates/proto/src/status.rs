@@ -109,6 +109,15 @@ pub struct UnmanagedVm {
     pub why: String,
 }
 
+/// Looks at what all VMs spent in a window, with what follows for their classes and turbo vCPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Decisions {
+    /// How many since the daemon started.
+    pub count: u64,
+    /// CPU time of all of them.
+    pub cpu_ns: u64,
+}
+
 /// Answer to `GET /v1/status`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
@@ -137,6 +146,9 @@ pub struct Status {
     pub unmanaged: Vec<UnmanagedVm>,
     /// Unexpected ends of a mechanism since the daemon started.
     pub failures: u32,
+    /// What the decisions on classes and turbo vCPUs have cost.
+    #[serde(default)]
+    pub decisions: Decisions,
     /// The connection to libvirt.
     #[serde(default)]
     pub libvirt: Libvirt,
@@ -166,8 +178,11 @@ mod tests {
         let status: Status = serde_json::from_str(text).unwrap();
         assert_eq!(status.stage, Stage::Idle);
         assert_eq!(status.libvirt, Libvirt::default());
+        assert_eq!(status.decisions, Decisions::default());
         let mut now = serde_json::to_value(&status).unwrap();
-        assert!(now.as_object_mut().unwrap().remove("libvirt").is_some());
+        for later in ["libvirt", "decisions"] {
+            assert!(now.as_object_mut().unwrap().remove(later).is_some());
+        }
         assert_eq!(serde_json::from_value::<Status>(now).unwrap(), status);
     }
 }

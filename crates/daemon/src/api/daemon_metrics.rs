@@ -52,6 +52,14 @@ pub fn write(out: &mut Text, status: &Status) {
         "Time between two ticks of the control loop",
     );
     out.line(name, &[], status.interval_ns as f64 / 1e9);
+    let name = "viola_decisions_total";
+    let help = "Looks at what all VMs spent in a window, for their classes and turbo vCPUs";
+    out.head(name, Kind::Counter, help);
+    out.line(name, &[], status.decisions.count as f64);
+    let name = "viola_decision_cpu_seconds_total";
+    let help = "CPU time of these";
+    out.head(name, Kind::Counter, help);
+    out.line(name, &[], status.decisions.cpu_ns as f64 / 1e9);
     let name = "viola_failures_total";
     let help = "Failures of a mechanism";
     out.head(name, Kind::Counter, help);

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use viola_host::Inventory;
 use viola_host::facts::HostFacts;
 use viola_meter::Meter;
+use viola_proto::Decisions;
 
 use crate::host::exits::ExitWatch;
 use crate::host::launchers;
@@ -56,6 +57,8 @@ pub struct Control {
     /// When a VM was last found.
     newest_vm: Option<Instant>,
     totals: Totals,
+    /// What deciding has cost.
+    pub(crate) decisions: Decisions,
     started: Instant,
     facts_read: Instant,
     next_scan: Instant,
@@ -128,6 +131,7 @@ impl Control {
             )),
             newest_vm: None,
             totals: Totals::default(),
+            decisions: Decisions::default(),
             started: now,
             facts_read: now,
             next_scan: now,
@@ -161,4 +165,11 @@ impl Control {
             log::line(level, line);
         }
     }
+}
+
+/// CPU time of the control loop so far. It measures what scans and decisions cost, because wall time would
+/// make scans rarer on a loaded host.
+pub(crate) fn thread_cpu_time() -> Duration {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(t.tv_sec.unsigned_abs(), t.tv_nsec.unsigned_abs() as u32)
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use viola_host::facts::HostFacts;
 use viola_host::{Tid, Vm, VmId};
 
-use super::Control;
+use super::{Control, thread_cpu_time};
 use crate::host::libvirt::Libvirt;
 use crate::lanes;
 use crate::vms::named;
@@ -163,11 +163,4 @@ impl Control {
         }
         self.inputs.inventory.set_backends(lent);
     }
-}
-
-/// CPU time of the control loop so far. It measures the cost of a scan, because wall time would
-/// make scans rarer on a loaded host.
-fn thread_cpu_time() -> Duration {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(t.tv_sec.unsigned_abs(), t.tv_nsec.unsigned_abs() as u32)
 }

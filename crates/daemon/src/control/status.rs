@@ -116,6 +116,7 @@ impl Control {
             unmanaged: self.slices.left_out().iter().map(unmanaged).collect(),
             libvirt: self.libvirt_status(),
             failures: self.slices.failures(),
+            decisions: self.decisions,
             warnings: self.warnings.clone(),
         }
     }
