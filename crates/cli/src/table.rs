@@ -77,7 +77,7 @@ pub fn note(program: &str, text: &str) {
 /// Writes a value as JSON to standard output.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print()`].
 pub fn print_json(value: &impl serde::Serialize) -> Outcome {
     let json = serde_json::to_string_pretty(value).map_err(Failure::run)?;
     print(&format!("{json}\n"))

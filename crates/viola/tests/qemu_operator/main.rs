@@ -225,7 +225,7 @@ fn the_steps_of_the_page_allow_and_prepare(host: &Host) {
         ),
         (
             "Blocks of HDFS, in three steps",
-            &[("client1", "db02"), ("dn1", "db03")],
+            &[("client1", "db02"), ("dn1", "web03")],
         ),
     ] {
         let of_this_host = |line: &&str| {
@@ -254,12 +254,12 @@ fn the_steps_of_the_page_allow_and_prepare(host: &Host) {
     host.until("both are listed", || {
         let pipes = host.sh("viola pipe ls");
         let reads = host.sh("viola vread ls");
-        pipes.contains("db02") && reads.contains("db02") && reads.contains("db03")
+        pipes.contains("db02") && reads.contains("db02") && reads.contains("web03")
     });
     // libvirt's user may connect to the reader's socket, though nobody has named it.
     let owner = host.good("stat -c %U /run/viola/mounts/db02.sock");
     assert_eq!(owner.trim(), "libvirt-qemu");
-    host.good("viola unprepare db02; viola unprepare db03; mv mine.toml /etc/viola/viola.toml; systemctl reload viola");
+    host.good("viola unprepare db02; viola unprepare web03; mv mine.toml /etc/viola/viola.toml; systemctl reload viola");
 }
 
 fn a_full_disk(host: &Host) {
