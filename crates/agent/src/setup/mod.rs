@@ -234,11 +234,9 @@ pub fn remove(places: &Places, now: bool, say: &mut dyn FnMut(&str)) -> Result<(
         return Ok(());
     }
     let record = record(places)?;
-    let mount = places
-        .root
-        .join("etc/systemd/system")
-        .join(hdfs_client::MOUNT_UNIT);
-    if now && record.files.iter().any(|(path, _)| *path == mount) {
+    let units = places.root.join("etc/systemd/system");
+    let mount = units.join(hdfs_client::MOUNT_UNIT);
+    if now && record.files.iter().any(|(path, _)| *path == mount) && mount.exists() {
         // systemd does so only while it knows the unit.
         systemctl(
             places,
@@ -247,6 +245,11 @@ pub fn remove(places: &Places, now: bool, say: &mut dyn FnMut(&str)) -> Result<(
     }
     let undone = record.undo()?;
     say(&undone.text);
+    if undone.removed.contains(&mount) {
+        // What `systemctl enable` has made; without the unit `disable` fails.
+        let wanted = units.join("multi-user.target.wants");
+        let _ = fs::remove_file(wanted.join(hdfs_client::MOUNT_UNIT));
+    }
     fs::remove_file(&places.state).map_err(of(&places.state))?;
     let folders = undone
         .removed
@@ -256,6 +259,10 @@ pub fn remove(places: &Places, now: bool, say: &mut dyn FnMut(&str)) -> Result<(
     let mut commands: Vec<String> = units.map(|unit| format!("restart {unit}")).collect();
     if undone.removed.contains(&mount) && !now {
         commands.push(format!("stop {}", hdfs_client::MOUNT_UNIT));
+    }
+    if undone.restored.contains(&record.config) || undone.removed.contains(&record.config) {
+        // Somebody else may have started it, so it goes on.
+        commands.push("try-restart viola-agent".into());
     }
     if !commands.is_empty() || undone.removed.contains(&mount) {
         commands.insert(0, "daemon-reload".into());

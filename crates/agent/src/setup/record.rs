@@ -54,6 +54,8 @@ pub struct Undone {
     pub text: String,
     /// The files and links that were removed.
     pub removed: Vec<PathBuf>,
+    /// The files that have their former text again.
+    pub restored: Vec<PathBuf>,
 }
 
 impl Record {
@@ -164,6 +166,7 @@ impl Edit {
             (Some(now), Some(before)) if is_own(&now) => {
                 replace(path, before, 0o644)?;
                 undone.text += &format!("{} is as it was\n", path.display());
+                undone.restored.push(path.clone());
             }
             (Some(now), None) if is_own(&now) => {
                 fs::remove_file(path).map_err(of(path))?;

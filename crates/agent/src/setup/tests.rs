@@ -222,7 +222,10 @@ fn a_reading_vm_gets_the_mount_the_jar_and_the_property_and_loses_them() {
     assert!(read(&site).unwrap().unwrap().contains("org.viola.hdfs"));
     assert_eq!(fs::read_link(&jar).unwrap(), Path::new(hdfs_client::JAR));
     assert!(read(&unit).unwrap().unwrap().contains("What=viola"));
+    let wanted = "etc/systemd/system/multi-user.target.wants/mnt-viola.mount";
+    let wanted = file(&places, wanted, "");
     let said = remove(&places, false).unwrap();
+    assert!(!wanted.exists(), "systemd would look for it");
     assert!(said.contains("systemctl stop mnt-viola.mount"), "{said}");
     assert_eq!(
         read(&site).unwrap().unwrap(),
@@ -287,7 +290,10 @@ fn now_starts_the_agent_and_then_the_servers() {
     );
     fs::remove_file(places.root.join("asked")).unwrap();
     remove(&places, true).unwrap();
-    assert_eq!(asked(), "daemon-reload\nrestart nginx.service\n");
+    assert_eq!(
+        asked(),
+        "daemon-reload\nrestart nginx.service\ntry-restart viola-agent\n"
+    );
 }
 
 #[test]

@@ -273,10 +273,11 @@ impl FrameSink for AnswerSink<'_> {
             Some(Pending::Read { .. }) => matches!(answer, Answer::Failed(_)),
             None => false,
         };
-        match self.state.pending.remove(&id).filter(|_| suits) {
-            Some(pending) => self.state.answers.push((pending, answer)),
-            None => return Err(unexpected),
+        if !suits {
+            return Err(unexpected);
         }
+        let pending = self.state.pending.remove(&id).ok_or(unexpected)?;
+        self.state.answers.push((pending, answer));
         Ok(())
     }
 
