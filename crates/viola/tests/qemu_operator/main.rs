@@ -237,11 +237,14 @@ fn the_steps_of_the_page_allow_and_prepare(host: &Host) {
         let (reload, lines) = steps[0].split_last().unwrap();
         assert_eq!(*reload, RELOAD);
         for line in lines.iter().map(of_this_host) {
-            // The file has the table with its keys as comments.
-            let script = match line.strip_prefix("allow = ") {
-                Some(_) => format!("sed -i 's/^#allow = .*reader.*/{line}/' /etc/viola/viola.toml"),
+            // The file has the table and its keys, some as comments.
+            let script = match line.split_once(" = ") {
+                Some(("allow", _)) => {
+                    format!("sed -i 's/^#allow = .*reader.*/{line}/' /etc/viola/viola.toml")
+                }
+                Some(("uid", _)) => format!("sed -i 's/^uid = .*/{line}/' /etc/viola/viola.toml"),
                 None if line == "[vread]" => "grep -qx '\\[vread\\]' /etc/viola/viola.toml".into(),
-                None => format!("echo '{line}' >>/etc/viola/viola.toml"),
+                _ => format!("echo '{line}' >>/etc/viola/viola.toml"),
             };
             host.good(&script);
         }
