@@ -8,6 +8,10 @@ use std::path::{Path, PathBuf};
 
 use roxmltree::Document;
 
+use crate::relay::settings::Settings as MountSettings;
+use crate::turbo::read::virtio;
+use crate::turbo::system::RealSystem;
+
 /// The plug-in, where the package installs it.
 pub const JAR: &str = "/usr/share/java/viola-hdfs.jar";
 /// Where the blocks appear, which is the plug-in's default.
@@ -47,23 +51,19 @@ pub struct Client {
 
 /// The way in which the host gives blocks to this VM, if it does.
 pub fn source(root: &Path) -> Option<Source> {
-    if root.join("dev/virtio-ports/org.viola.read.0").exists() {
+    let port = MountSettings::default().port;
+    if root.join(port.trim_start_matches('/')).exists() {
         return Some(Source::Stream);
     }
-    let entries = |folder: &str| {
-        fs::read_dir(root.join(folder))
-            .into_iter()
-            .flatten()
-            .flatten()
-    };
     // Linux 6.9 and later show the tags.
     let is_ours = |tag: &Path| fs::read_to_string(tag).is_ok_and(|tag| tag.trim() == "viola");
-    let has_device = match root.join("sys/fs/virtiofs").exists() {
-        true => entries("sys/fs/virtiofs").any(|entry| is_ours(&entry.path().join("tag"))),
-        false => entries("sys/bus/virtio/devices").any(|entry| {
-            let number = fs::read_to_string(entry.path().join("device")).unwrap_or_default();
-            u32::from_str_radix(number.trim().trim_start_matches("0x"), 16) == Ok(VIRTIO_FS)
-        }),
+    let has_device = match fs::read_dir(root.join("sys/fs/virtiofs")) {
+        Ok(tags) => tags
+            .flatten()
+            .any(|entry| is_ours(&entry.path().join("tag"))),
+        Err(_) => virtio(&RealSystem::new(root))
+            .values()
+            .any(|kind| *kind == VIRTIO_FS),
     };
     has_device.then_some(Source::VirtioFs)
 }

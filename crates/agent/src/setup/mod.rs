@@ -19,6 +19,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use hdfs_client::Site;
 use plan::Plan;
 use record::{Changes, Record, of, read};
 
@@ -204,10 +205,11 @@ fn changes(
     }
     for client in std::mem::take(&mut plan.clients) {
         let text = read(&client.site)?.unwrap_or_default();
-        let new = plan::site(plan, &client, &text);
-        changes
-            .edits
-            .extend(new.map(|new| (client.site.clone(), new)));
+        match hdfs_client::with_property(&client.site, &text) {
+            Site::IsThere => {}
+            Site::New(text) => changes.edits.push((client.site, text)),
+            Site::ByHand(what) => plan.by_hand.push(what),
+        }
         let link = client.libraries.map(|folder| folder.join("viola-hdfs.jar"));
         // A jar that is there is of the operator, or the link.
         let link = link.filter(|link| fs::symlink_metadata(link).is_err());

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use toml_edit::{Array, DocumentMut, Item, Table, TomlError, Value, value};
 
 use super::find::{Found, Server, ServerKind};
-use super::hdfs_client::{self, Client, Site, Source};
+use super::hdfs_client::{self, Client, Source};
 
 /// The preload library, where the package installs it.
 pub const LIBRARY: &str = "/usr/lib/libvpipe_preload.so";
@@ -135,18 +135,6 @@ fn plan_clients(plan: &mut Plan, document: &mut DocumentMut, found: &Found) {
             "start programs that use HDFS anew; those that bring libraries of their own need {} on their class path",
             hdfs_client::JAR
         ));
-    }
-}
-
-/// The new text of a client's `hdfs-site.xml`, if it needs one.
-pub fn site(plan: &mut Plan, client: &Client, text: &str) -> Option<String> {
-    match hdfs_client::with_property(&client.site, text) {
-        Site::IsThere => None,
-        Site::New(text) => Some(text),
-        Site::ByHand(what) => {
-            plan.by_hand.push(what);
-            None
-        }
     }
 }
 

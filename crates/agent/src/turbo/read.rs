@@ -217,7 +217,8 @@ fn disks(system: &dyn System) -> BTreeMap<String, String> {
         .collect()
 }
 
-fn virtio(system: &dyn System) -> BTreeMap<String, u32> {
+/// The device type of each virtio device (Virtio 1.2, 5), by its name.
+pub(crate) fn virtio(system: &dyn System) -> BTreeMap<String, u32> {
     let devices = "/sys/bus/virtio/devices";
     system
         .list_dir(devices)

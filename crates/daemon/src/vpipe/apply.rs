@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Makes the network from which a VM's files are sent, with the daemon's privileges, and hands it to the VM's worker: a network
-//! namespace with the VM's addresses, and the BPF programs that steer connections there.
+//! namespace for sockets with the VM's addresses, and the BPF programs that steer connections there.
 //!
 //! The descriptors of the worker keep it alive: it stays when the daemon ends, and goes with the worker.
 
