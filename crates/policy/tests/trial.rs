@@ -3,110 +3,58 @@
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
-use viola_policy::slices::simulate::{Behaviour, Core, Driver, SimVm, VmReport};
-use viola_policy::slices::{
-    Class, CoreScheduler, Credit, Interleaved, InterleavedConfig, MS, Nanos, Params, US,
-};
+use viola_policy::slices::simulate::{Behaviour, Host, Usage};
+use viola_policy::slices::{MS, Nanos, US};
 use viola_policy::trial::{LONG_WINDOW, Outcome, SETTLING, Sample, Trial, WINDOW, WindowSample};
 
 /// Fewest wake-ups of a window from which a delay is computed, as in the daemon.
 const MIN_WAKES: usize = 40;
 /// The VM that is tried.
-const TRIED: u32 = 0;
+const TRIED: usize = 0;
 
-/// A core that serves its VMs in turn, and by viola while the first one is latency-sensitive.
-struct Host {
-    core: Core<Box<dyn CoreScheduler>>,
-    vms: Vec<SimVm>,
-    /// Wake-ups and run time of each VM up to the begin of what is measured.
-    base: Vec<(usize, Nanos)>,
+/// The host's VMs in class batch, but for the first one while it is tried.
+fn host(behaviours: &[Behaviour], seed: u64) -> Host {
+    Host::new(behaviours, 300 * US, seed)
 }
 
-impl Host {
-    fn new(behaviours: &[Behaviour], seed: u64) -> Self {
-        let vm = |(id, behaviour): (usize, &Behaviour)| SimVm {
-            params: Params {
-                id: id as u32,
-                class: Class::Batch,
-                weight: 256,
-                cap_permille: None,
-                microslice: 300 * US,
-            },
-            behaviour: *behaviour,
-        };
-        let vms: Vec<SimVm> = behaviours.iter().enumerate().map(vm).collect();
-        let core = Core::new(scheduler(false), &vms, Driver::default(), seed);
-        Self {
-            core,
-            vms,
-            base: Vec::new(),
-        }
-    }
-
-    /// Runs for some time in class ls or batch, and measures its end.
-    fn window(&mut self, ls: bool, length: Nanos) -> WindowSample<u32> {
-        self.vms[0].params.class = match ls {
-            true => Class::Ls,
-            false => Class::Batch,
-        };
-        *self.core.scheduler_mut() = scheduler(ls);
-        self.core.configure(&self.vms);
-        let begin = self.core.now();
-        self.core.run_until(begin + SETTLING).unwrap();
-        let report = self.core.report();
-        self.base = report
-            .vms
-            .iter()
-            .map(|vm| (vm.wake_waits.len(), vm.ran))
-            .collect();
-        self.core.run_until(begin + length).unwrap();
-        let report = self.core.report();
-        let sample = |(vm, base): (&VmReport, &(usize, Nanos))| (vm.id, sample(vm, *base));
-        let mut samples: Vec<_> = report.vms.iter().zip(&self.base).map(sample).collect();
-        let own = samples.remove(0).1;
-        WindowSample {
-            own,
-            neighbours: samples,
-        }
-    }
-
-    /// A whole trial. As in the daemon, windows are long if few requests come.
-    fn trial(&mut self, seed: u64) -> Outcome<u32> {
-        let window = match self.vms[0].behaviour {
-            Behaviour::Duty { period, .. } if period < 10 * MS => WINDOW,
-            _ => LONG_WINDOW,
-        };
-        let mut trial = Trial::new(seed);
-        loop {
-            let sample = self.window(trial.with(), window);
-            if let Some(outcome) = trial.end_window(sample) {
-                return outcome;
-            }
-        }
+/// Runs for some time with the first VM in class ls or batch, and measures all but the settling.
+fn window(host: &mut Host, ls: bool, length: Nanos) -> WindowSample<usize> {
+    host.set_classes(&[ls]);
+    host.run(SETTLING).unwrap();
+    let usage = host.run(length - SETTLING).unwrap();
+    let mut samples: Vec<_> = usage.iter().map(sample).enumerate().collect();
+    let own = samples.remove(TRIED).1;
+    WindowSample {
+        own,
+        neighbours: samples,
     }
 }
 
-/// viola's default, or slices of 4 ms in turn, about as long as those of a stock kernel.
-fn scheduler(ls: bool) -> Box<dyn CoreScheduler> {
-    match ls {
-        true => Box::new(Interleaved::new(InterleavedConfig::default())),
-        false => {
-            let mut stock = Credit::new(false);
-            stock.set_slice(4 * MS);
-            Box::new(stock)
+/// A whole trial. As in the daemon, windows are long if few requests come.
+fn trial(behaviours: &[Behaviour], seed: u64) -> Outcome<usize> {
+    let length = match behaviours[TRIED] {
+        Behaviour::Duty { period, .. } if period < 10 * MS => WINDOW,
+        _ => LONG_WINDOW,
+    };
+    let mut host = host(behaviours, seed);
+    let mut trial = Trial::new(seed);
+    loop {
+        let sample = window(&mut host, trial.with(), length);
+        if let Some(outcome) = trial.end_window(sample) {
+            return outcome;
         }
     }
 }
 
 /// The mean of the slowest twentieth of the wake-ups, and the run time.
-fn sample(vm: &VmReport, (wakes, ran): (usize, Nanos)) -> Sample {
-    let mut waits = vm.wake_waits[wakes..].to_vec();
+fn sample(usage: &Usage) -> Sample {
+    let mut waits = usage.wakes.clone();
     waits.sort_unstable_by(|a, b| b.cmp(a));
     let slowest = &waits[..waits.len().div_ceil(20)];
     let delay = slowest.iter().sum::<Nanos>() as f64 / slowest.len().max(1) as f64;
     Sample {
         delay: (waits.len() >= MIN_WAKES).then_some(delay.max(1_024.0)),
-        work: (vm.ran - ran) as f64,
+        work: usage.run as f64,
         tolerated: 0.0,
     }
 }
@@ -133,11 +81,11 @@ proptest! {
     #[test]
     fn a_server_beside_busy_vms_keeps_its_class(others in 2_usize..6, seed in any::<u64>(), behaviour in server(6)) {
         let vms = [vec![behaviour], busy(others)].concat();
-        let outcome = Host::new(&vms, seed).trial(seed);
+        let outcome = trial(&vms, seed);
         prop_assert!(outcome.stays(), "{outcome:?}");
         prop_assert_eq!(outcome.pairs, 10);
         // The oracle: a long run of each kind.
-        let long = |ls| Host::new(&vms, seed ^ 1).window(ls, 60_000 * MS);
+        let long = |ls| window(&mut host(&vms, seed ^ 1), ls, 60_000 * MS);
         let (without, with) = (long(false), long(true));
         let gain = with.own.delay.unwrap() / without.own.delay.unwrap();
         let found = outcome.own.unwrap();
@@ -151,9 +99,9 @@ proptest! {
     /// A VM that only computes, and one that has the core alone, are never kept in class ls.
     #[test]
     fn who_cannot_gain_is_not_kept(others in 0_usize..4, seed in any::<u64>(), behaviour in server(1)) {
-        let alone = Host::new(&[behaviour], seed).trial(seed);
+        let alone = trial(&[behaviour], seed);
         prop_assert!(!alone.stays(), "{alone:?}");
-        let computes = Host::new(&busy(others + 1), seed).trial(seed);
+        let computes = trial(&busy(others + 1), seed);
         prop_assert!(!computes.stays(), "{computes:?}");
     }
 
@@ -163,9 +111,9 @@ proptest! {
         servers in prop::collection::vec(server(6), 2..4), others in 1_usize..4, seed in any::<u64>()
     ) {
         let vms = [servers, busy(others)].concat();
-        let outcome = Host::new(&vms, seed).trial(seed);
+        let outcome = trial(&vms, seed);
         if outcome.stays() {
-            let long = |ls| Host::new(&vms, seed ^ 1).window(ls, 120_000 * MS);
+            let long = |ls| window(&mut host(&vms, seed ^ 1), ls, 120_000 * MS);
             let (without, with) = (long(false), long(true));
             for ((id, before), (_, after)) in without.neighbours.iter().zip(&with.neighbours) {
                 prop_assert!(after.work >= before.work * 0.96, "VM {id}: {before:?} to {after:?}");
@@ -178,10 +126,8 @@ proptest! {
 }
 
 #[test]
-fn the_first_vm_is_the_one_that_is_tried() {
-    let mut host = Host::new(&busy(2), 1);
-    let sample = host.window(false, WINDOW);
-    assert_eq!(host.core.report().vms[0].id, TRIED);
+fn a_window_measures_the_tried_vm_and_its_neighbours() {
+    let sample = window(&mut host(&busy(2), 1), false, WINDOW);
     assert_eq!(sample.neighbours[0].0, 1);
     assert!(
         (sample.own.work / 1e9 - 0.5).abs() < 0.1,

@@ -7,8 +7,10 @@
 //! blocks that it wants to know of. The simulation is one of discrete events, random only by its seed: equal inputs
 //! give equal reports.
 
+mod host;
 mod report;
 
+pub use host::{Host, Usage};
 pub use report::{Behaviour, Driver, NoProgress, Report, Run, SimVm, VmReport};
 
 use super::{Activity, Class, CoreScheduler, Decision, FOREVER, Io, MS, Nanos, Params, Rank, US};

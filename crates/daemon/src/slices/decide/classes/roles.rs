@@ -6,16 +6,13 @@
 //! which are found for each phase by trying all. `VIOLA_HOSTS` is the number of hosts, and
 //! `VIOLA_VERBOSE` shows each of them.
 
-mod host;
-
-use self::host::{Host, Usage};
 use super::*;
 use crate::testing::vm;
 use viola_meter::acct::{HistCounters, bucket_of};
 use viola_meter::{Histogram, Times, Traffic, VmCounters, Waits};
 use viola_policy::slices::US;
 use viola_policy::slices::classify::advise;
-use viola_policy::slices::simulate::Behaviour;
+use viola_policy::slices::simulate::{Behaviour, Host, Usage};
 
 const S: Nanos = 1000 * MS;
 const PHASES: usize = 3;
@@ -114,13 +111,13 @@ fn run(
     seed: u64,
     mut classes: impl FnMut(usize, &[Usage]) -> Vec<bool>,
 ) -> Windows {
-    let mut host = Host::new(&roles[0], seed);
+    let mut host = Host::new(&roles[0], MICROSLICE, seed);
     let mut got = vec![Usage::default(); roles[0].len()];
     let mut phase = |(p, roles): (usize, &Vec<Behaviour>)| {
-        host.set_roles(roles);
+        host.set_behaviours(roles);
         let mut tick = |_| {
             host.set_classes(&classes(p, &got));
-            got = host.run(TICK);
+            got = host.run(TICK).unwrap();
             got.clone()
         };
         let ticks: Vec<Vec<Usage>> = (0..PHASE / TICK).map(&mut tick).collect();
@@ -150,9 +147,11 @@ fn best_classes(roles: &[Behaviour], seed: u64) -> Vec<bool> {
             k.is_some_and(|k| set >> k & 1 == 1)
         };
         let ls: Vec<bool> = (0..roles.len()).map(is_ls).collect();
-        let mut host = Host::new(roles, seed);
+        let mut host = Host::new(roles, MICROSLICE, seed);
         host.set_classes(&ls);
-        let ticks: Vec<Vec<Usage>> = (0..2 * WINDOW / TICK).map(|_| host.run(TICK)).collect();
+        let ticks: Vec<Vec<Usage>> = (0..2 * WINDOW / TICK)
+            .map(|_| host.run(TICK).unwrap())
+            .collect();
         (ls, windows(&ticks, roles))
     };
     let (none, stock) = try_set(0);

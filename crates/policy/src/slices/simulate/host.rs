@@ -1,30 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A simulated core that stock and viola schedule in turn, as the classes of its VMs ask for.
 
-use viola_policy::slices::simulate::{Behaviour, Core, Driver, SimVm};
-use viola_policy::slices::{
+use super::{Behaviour, Core, Driver, NoProgress, SimVm};
+use crate::slices::{
     Class, CoreScheduler, Credit, Interleaved, InterleavedConfig, MS, Nanos, Params,
 };
 
-use super::MICROSLICE;
-
 /// A core whose VMs are scheduled by viola while one of them has class ls, and as by a stock kernel otherwise.
-pub(super) struct Host {
+pub struct Host {
     core: Core<Box<dyn CoreScheduler>>,
     vms: Vec<SimVm>,
     /// Number of wake-up waits and preemption waits that were read of each VM.
     read: Vec<(usize, usize)>,
 }
 
-/// What a VM got in some time.
-#[derive(Clone, Default)]
-pub(super) struct Usage {
-    pub(super) run: Nanos,
-    pub(super) wait: Nanos,
-    pub(super) wakes: Vec<Nanos>,
-    pub(super) preempted: Vec<Nanos>,
+/// What a VM got in some time, ns.
+#[derive(Debug, Clone, Default)]
+pub struct Usage {
+    /// Run time.
+    pub run: Nanos,
+    /// Time in which it wanted to run and did not.
+    pub wait: Nanos,
+    /// The wait after each wake-up.
+    pub wakes: Vec<Nanos>,
+    /// The wait after each preemption.
+    pub preempted: Vec<Nanos>,
 }
 
+/// viola's default, or slices of 4 ms in turn, about as long as those of a stock kernel.
 fn scheduler(ls: bool) -> Box<dyn CoreScheduler> {
     match ls {
         true => Box::new(Interleaved::new(InterleavedConfig::default())),
@@ -37,18 +40,19 @@ fn scheduler(ls: bool) -> Box<dyn CoreScheduler> {
 }
 
 impl Host {
-    pub(super) fn new(roles: &[Behaviour], seed: u64) -> Self {
+    /// A core with a VM of class batch for each behaviour; the VM's id is its index.
+    pub fn new(behaviours: &[Behaviour], microslice: Nanos, seed: u64) -> Self {
         let vm = |(id, behaviour): (usize, &Behaviour)| SimVm {
             params: Params {
                 id: id as u32,
                 class: Class::Batch,
                 weight: 256,
                 cap_permille: None,
-                microslice: MICROSLICE,
+                microslice,
             },
             behaviour: *behaviour,
         };
-        let vms: Vec<SimVm> = roles.iter().enumerate().map(vm).collect();
+        let vms: Vec<SimVm> = behaviours.iter().enumerate().map(vm).collect();
         Self {
             core: Core::new(scheduler(false), &vms, Driver::default(), seed),
             read: vec![(0, 0); vms.len()],
@@ -56,14 +60,16 @@ impl Host {
         }
     }
 
-    pub(super) fn set_roles(&mut self, roles: &[Behaviour]) {
-        for (vm, behaviour) in self.vms.iter_mut().zip(roles) {
+    /// Changes what the VMs do.
+    pub fn set_behaviours(&mut self, behaviours: &[Behaviour]) {
+        for (vm, behaviour) in self.vms.iter_mut().zip(behaviours) {
             vm.behaviour = *behaviour;
         }
         self.core.configure(&self.vms);
     }
 
-    pub(super) fn set_classes(&mut self, ls: &[bool]) {
+    /// Gives each VM class ls or batch.
+    pub fn set_classes(&mut self, ls: &[bool]) {
         let had_ls = self.has_ls();
         let before = self.vms.clone();
         for (vm, ls) in self.vms.iter_mut().zip(ls) {
@@ -86,13 +92,16 @@ impl Host {
     }
 
     /// Lets time pass, and returns what each VM got.
-    pub(super) fn run(&mut self, time: Nanos) -> Vec<Usage> {
+    ///
+    /// # Errors
+    /// [`NoProgress`] if the scheduler lets no VM run.
+    pub fn run(&mut self, time: Nanos) -> Result<Vec<Usage>, NoProgress> {
         let report = self.core.report();
         let before: Vec<_> = report.vms.iter().map(|vm| (vm.ran, vm.waited)).collect();
         let end = self.core.now() + time;
-        let report = self.core.run_until(end).unwrap();
+        let report = self.core.run_until(end)?;
         let vms = report.vms.iter().zip(before).zip(&mut self.read);
-        vms.map(|((vm, (ran, waited)), read)| {
+        let usage = vms.map(|((vm, (ran, waited)), read)| {
             let got = Usage {
                 run: vm.ran - ran,
                 wait: vm.waited - waited,
@@ -101,7 +110,7 @@ impl Host {
             };
             *read = (vm.wake_waits.len(), vm.preempt_waits.len());
             got
-        })
-        .collect()
+        });
+        Ok(usage.collect())
     }
 }
