@@ -4,7 +4,7 @@
 lab := $(or $(CARGO_TARGET_DIR),target)/release/viola-lab
 rt := scripts/with-rt.sh
 
-.PHONY: help run test test-beds check lint fuzz deny miri loom same-build bench-slices bench-auto bench-turbo bench-scx bench-vread bench-vpipe bench-copies bench-backlog bench-lanes bench-papers bench-daemon bench-sim roles demo-vread demo-vpipe build deb setup guests clients hadoop lab-image docs clean
+.PHONY: help run test test-beds check lint fuzz deny miri loom same-build bench-slices bench-auto bench-mixed bench-turbo bench-scx bench-vread bench-vpipe bench-copies bench-backlog bench-lanes bench-papers bench-daemon bench-sim roles demo-vread demo-vpipe build deb setup guests clients hadoop lab-image docs clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -99,6 +99,10 @@ bench-turbo: guests clients build
 ## make bench-auto    the figures of bench/results/auto.json, half an hour; ARGS="--quick" for a look
 bench-auto: guests build
 	@$(rt) $(lab) bench auto $(ARGS)
+
+## make bench-mixed   eight guests whose roles change: bench/results/mixed.json, 85 minutes; ARGS="--rounds 1" for a look
+bench-mixed: guests build
+	@$(rt) $(lab) bench mixed $(ARGS)
 
 ## make bench-scx     the figures of bench/results/scx.json, about half an hour; ARGS="--quick" for a look
 bench-scx: guests build

@@ -24,6 +24,7 @@ ABOUT = {
     "slices": ("Slices: pings, requests, shares", "slices.md", "make bench-slices"),
     "papers": ("The paper's experiments", "papers-bench.md", "make bench-papers"),
     "auto": ("viola decides", "auto.md", "make bench-auto"),
+    "mixed": ("viola decides: roles that change", "auto.md", "make bench-mixed"),
     "scx": ("Slices by sched_ext", "sched-ext.md", "make bench-scx"),
     "scx-fast": ("Slices by sched_ext, 2 ns an instruction", "sched-ext.md", 'make bench-scx ARGS=\'--only "2 ns"\''),
     "turbo": ("Turbo cores", "turbo.md", "make bench-turbo"),

@@ -7,7 +7,9 @@ use viola_cli::error::Outcome;
 use viola_cli::interrupt;
 
 use crate::options::{Options, need_root};
-use crate::{auto, backlog, copies, daemon, lanes, papers, scx, sim, slices, turbo, vpipe, vread};
+use crate::{
+    auto, backlog, copies, daemon, lanes, mixed, papers, scx, sim, slices, turbo, vpipe, vread,
+};
 
 /// The benchmarks.
 #[derive(Debug, Subcommand)]
@@ -24,6 +26,12 @@ pub enum Bench {
     /// image (make build). Takes about half an hour, with --quick about five minutes. A full run writes
     /// bench/results/auto.json, a partial run build/bench/auto.json.
     Auto(Options),
+    /// Measure eight guests with different roles that change, when viola chooses their classes itself.
+    ///
+    /// A web server, a file server, a database that answers requests of a byte, voice calls, three guests that compute and an idle
+    /// one share a core. The roles change twice. Needs root, two cores and the lab's guest image (make build). Takes about 85
+    /// minutes, 17 a round. A full run writes bench/results/mixed.json, a partial run build/bench/mixed.json.
+    Mixed(Options),
     /// Measure replies of one of four VMs on a core under sched_ext, slots and stock scheduling, in an emulated host.
     ///
     /// The host is a QEMU guest whose kernel has sched_ext (scripts/qemu-image.sh --new). Processes in it stand in for
@@ -95,6 +103,10 @@ pub fn run(bench: &Bench) -> Outcome {
         Bench::Auto(options) => {
             need_root()?;
             auto::run(options)
+        }
+        Bench::Mixed(options) => {
+            need_root()?;
+            mixed::run(options)
         }
         Bench::Turbo(options) => {
             need_root()?;

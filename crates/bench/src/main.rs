@@ -6,7 +6,7 @@
 //! | `args`, `benches`, `options` | the command line |
 //! | `lab` | guests to play with |
 //! | `demo` | what `make run` shows |
-//! | `slices`, `auto`, `turbo`, `scx`, `vread`, `vpipe`, `copies` | one benchmark each |
+//! | `slices`, `auto`, `mixed`, `turbo`, `scx`, `vread`, `vpipe`, `copies` | one benchmark each |
 //! | `backlog`, `lanes`, `papers`, `daemon`, `sim` | one benchmark each |
 //! | `charts` | charts of the page of `demo` |
 //! | `harness` | what they share: sides, rows with goals, the file of results |
@@ -31,6 +31,8 @@ mod harness;
 mod lab;
 #[cfg(feature = "benches")]
 mod lanes;
+#[cfg(feature = "benches")]
+mod mixed;
 mod options;
 #[cfg(feature = "benches")]
 mod papers;

@@ -25,7 +25,7 @@ pub enum Auto {
 pub enum Accelerator {
     /// Class ls.
     Slices,
-    /// A turbo vCPU.
+    /// A turbo vCPU, or advice to get one.
     Turbo,
     /// VFs for VMs whose `lane` is auto.
     Lanes,

@@ -6,6 +6,8 @@
 
 mod rows;
 
+pub use rows::{MINUTE, THREE_MINUTES, changes, name};
+
 use std::time::{Duration, Instant};
 
 use rows::{AutoReading, Measurements};

@@ -12,9 +12,9 @@ use crate::harness::row::{Goal, Row};
 use crate::harness::side::Side;
 
 /// After this time viola must have most of the gain, and no window may be worse than stock.
-const MINUTE: Duration = Duration::from_secs(60);
+pub const MINUTE: Duration = Duration::from_secs(60);
 /// After this time it must have nearly all of it.
-const THREE_MINUTES: Duration = Duration::from_secs(180);
+pub const THREE_MINUTES: Duration = Duration::from_secs(180);
 
 /// Name of a side in the rows.
 pub fn name(side: Side) -> &'static str {

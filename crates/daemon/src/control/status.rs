@@ -29,6 +29,9 @@ impl Control {
             ..Default::default()
         });
         let config = &self.inputs.config;
+        if config.advises(Accelerator::Turbo) {
+            self.turbo.add_advice(&mut vms, self.inputs.vms());
+        }
         if config.advises(Accelerator::Vread) {
             vread::status::add_advice(&mut vms, &vread);
         }

@@ -13,11 +13,12 @@
 pub mod check;
 pub(crate) mod decide;
 
-use viola_host::{CpuSet, VmId};
+use viola_host::{CpuSet, Vm, VmId};
 use viola_meter::Snapshot;
-use viola_proto::ClassSetting;
+use viola_proto::{Class, ClassSetting, VmReport};
 
 use crate::vms::Inputs;
+use crate::vms::report::propose;
 use decide::cores::{Pools, TurboCores};
 use decide::vms::TurboVms;
 use viola_cli::log::{self, Level};
@@ -87,6 +88,24 @@ impl Turbo {
     /// Whether a VM of this class setting gets a turbo vCPU, if its vCPUs and cores allow that.
     pub fn wants(&self, id: &VmId, setting: ClassSetting) -> bool {
         self.vms.wants(id, setting)
+    }
+
+    /// Advises VMs that do steady I/O and wait to get a turbo vCPU, unless a shorter way is open: class ls.
+    pub fn add_advice(&self, reports: &mut [VmReport], vms: &[Vm]) {
+        for (report, vm) in reports.iter_mut().zip(vms) {
+            if report.class == Class::Ls || !report.help.is_empty() {
+                continue;
+            }
+            let Some(why) = self.vms.advice(&vm.id) else {
+                continue;
+            };
+            let sentence = format!(
+                "{}: it has {why}; a turbo core could take its interrupts: the book's page on turbo tells what [turbo] and \
+                 class turbo need",
+                report.name
+            );
+            propose(report, "turbo", sentence);
+        }
     }
 
     /// Forgets a VM that is gone.

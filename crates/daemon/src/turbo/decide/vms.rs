@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which VMs of class auto get a turbo vCPU: those that do steady I/O and wait for a core.
+//! Which VMs of class auto get a turbo vCPU, or the advice to get one: those that do steady I/O and wait for a core.
 
 use std::collections::BTreeMap;
 
 use viola_host::{Hypervisor, Vm, VmId};
 use viola_meter::VmSample;
 use viola_policy::slices::{MS, Nanos};
-use viola_policy::turbo::choose::{Obstacle, Setting, Thresholds, TurboChooser, Window};
+use viola_policy::turbo::choose::{Obstacle, Reason, Setting, Thresholds, TurboChooser, Window};
 use viola_proto::ClassSetting;
 
 /// Shortest window, ns.
@@ -16,6 +16,9 @@ const WINDOW: Nanos = 100 * MS;
 #[derive(Debug)]
 struct State {
     chooser: TurboChooser,
+    /// The choice for a VM without a turbo vCPU if viola could give it one.
+    advised: TurboChooser,
+    last: Window,
     span: Nanos,
     packets: u64,
     disk: u64,
@@ -55,6 +58,8 @@ impl TurboVms {
     ) -> Option<String> {
         let state = self.0.entry(vm.id.clone()).or_insert_with(|| State {
             chooser: TurboChooser::new(Thresholds::default()),
+            advised: TurboChooser::new(Thresholds::default()),
+            last: Window::default(),
             span: 0,
             packets: 0,
             disk: 0,
@@ -69,13 +74,14 @@ impl TurboVms {
         state.run += total.run;
         state.wait += total.wait;
         state.interrupts += sample.vcpus.first().map_or(0, |first| first.run);
-        let setting = match setting {
-            ClassSetting::Auto if reserve.is_some() => Setting::Auto,
-            _ => Setting::Never,
-        };
-        if state.span < WINDOW && setting == Setting::Auto {
+        let is_auto = setting == ClassSetting::Auto;
+        if state.span < WINDOW && is_auto {
             return None;
         }
+        let setting = match is_auto && reserve.is_some() {
+            true => Setting::Auto,
+            false => Setting::Never,
+        };
         let per_s = |n: u64| n as f64 * 1e9 / state.span.max(1) as f64;
         let window = Window {
             packets: per_s(state.packets),
@@ -93,6 +99,15 @@ impl TurboVms {
         (state.span, state.packets, state.disk) = (0, 0, 0);
         (state.run, state.wait, state.interrupts) = (0, 0, 0);
         let verdict = state.chooser.observe(at, &window, setting, obstacle(vm));
+        let (wish, obstacle) = match is_auto && !verdict.turbo {
+            true => (
+                Setting::Auto,
+                (vm.vcpus.len() < 2).then_some(Obstacle::OneVcpu),
+            ),
+            false => (Setting::Never, None),
+        };
+        state.advised.observe(at, &window, wish, obstacle);
+        state.last = window;
         let (is, was) = match verdict.turbo {
             true => ("a", "none"),
             false => ("no", "one"),
@@ -108,6 +123,16 @@ impl TurboVms {
             ClassSetting::Auto => self.0.get(id).is_some_and(|s| s.chooser.turbo()),
             ClassSetting::Ls | ClassSetting::Batch => false,
         }
+    }
+
+    /// What a VM does that a turbo vCPU could help, and that viola does not give one to by itself.
+    pub fn advice(&self, id: &VmId) -> Option<Reason> {
+        let state = self.0.get(id).filter(|s| s.advised.turbo())?;
+        Some(Reason::Waits {
+            packets: state.last.packets,
+            disk: state.last.disk,
+            wait: state.last.wait,
+        })
     }
 
     /// Forgets a VM that is gone.
@@ -200,5 +225,27 @@ mod tests {
         kvm.hypervisor = Hypervisor::Qemu;
         assert!(run(&mut t, &kvm, ClassSetting::Auto, 20_000).is_empty());
         assert!(!t.wants(&one.id, ClassSetting::Auto) && !t.wants(&kvm.id, ClassSetting::Auto));
+        // The operator can give one to the second VM.
+        assert_eq!(t.advice(&one.id), None);
+        assert_eq!(
+            t.advice(&kvm.id).unwrap().to_string(),
+            "20000 packets/s and 0.0 MiB/s of disk, and it waits 67 % of the time it wants to run"
+        );
+        run(&mut t, &kvm, ClassSetting::Turbo, 20_000);
+        assert_eq!(t.advice(&kvm.id), None);
+    }
+
+    #[test]
+    fn a_vm_that_viola_gives_a_turbo_vcpu_needs_no_advice() {
+        let (mut t, a) = (TurboVms::default(), vm("a", 10, &[&[1], &[1]]));
+        run(&mut t, &a, ClassSetting::Auto, 20_000);
+        assert_eq!(t.advice(&a.id), None);
+        // Without turbo cores it does.
+        let sample = sample(&a, 20_000);
+        for k in 20..40 {
+            let said = t.observe(&a, ClassSetting::Auto, None, &sample, (k * WINDOW, WINDOW));
+            assert_eq!(said, None);
+        }
+        assert!(t.advice(&a.id).is_some());
     }
 }

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `viola-lab bench mixed`: eight guests with different roles on a core. The roles change twice, and viola is told neither what they are
+//! nor that they change.
+//!
+//! Stock scheduling is compared with classes set by hand for each phase and with `auto = "on"`, one daemon for all phases.
+
+mod roles;
+mod rows;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use viola_lab::Spec;
+
+use self::roles::{Reading, Role, VMS};
+use self::rows::{Measurements, Phase};
+use crate::Options;
+use crate::auto;
+use crate::harness::cpu::ThreadSampler;
+use crate::harness::guests::{self, Guests, WEB};
+use crate::harness::load::{Capacity, Load};
+use crate::harness::progress::{Progress, clock};
+use crate::harness::result::{Causes, Results};
+use crate::harness::row;
+use crate::harness::side::{Active, Guests as Settings, Side, lab_failure};
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::interrupt;
+use viola_cli::table;
+
+/// Phases, in each of which the guests have other roles.
+const PHASES: usize = 3;
+/// Length of a window of the load.
+const WINDOW: Duration = Duration::from_secs(10);
+/// Windows of a phase under stock scheduling and by hand.
+const WINDOWS: usize = 4;
+/// Length of a phase in which viola chooses: three minutes, and a minute more in which its choice is measured.
+const AUTO_TIME: Duration = Duration::from_secs(240);
+const CAPACITY_TIME: Duration = Duration::from_millis(1500);
+/// Boot of the guests, and the changes of roles and sides.
+const AROUND_TIME: Duration = Duration::from_secs(60);
+/// Load of the pages, in percent of what the guest's share can serve.
+const LOAD: Load = Load::Open(50);
+/// viola's microslice by hand: the default, microseconds.
+const MICROSLICE: u32 = 300;
+
+/// The compared sides.
+const SIDES: [Side; 3] = [Side::Stock, Side::Viola(MICROSLICE), Side::Auto];
+
+/// Runs the benchmark, prints the table and writes the result.
+pub fn run(options: &Options) -> Outcome {
+    if options.only.is_some() {
+        return Err(Failure::usage("bench mixed has one cell; leave --only out"));
+    }
+    guests::split_cores(options.core)?;
+    let rounds = options.rounds();
+    let phases = if options.quick { 1 } else { PHASES };
+    let round = AROUND_TIME + phases as u32 * (2 * WINDOWS as u32 * WINDOW + AUTO_TIME);
+    let mut bench = Bench {
+        progress: Progress::new(round * rounds as u32),
+        sampler: ThreadSampler::new()?,
+        core: options.core,
+        phases,
+        capacity: None,
+        found: Measurements::default(),
+        kernel: String::new(),
+        refused: 0,
+    };
+    let length = clock(round * rounds as u32);
+    bench
+        .progress
+        .say(&format!("mixed: {rounds} rounds, about {length}"));
+    for number in 0..rounds {
+        bench.round(number, rounds)?;
+    }
+    let mut results = Results::new(rounds, &bench.kernel, bench.found.rows());
+    let refused = bench.refused;
+    results.disturbed = (refused > 0).then(|| {
+        format!("{refused} windows were left out, because the load generator was late itself")
+    });
+    results.explain(&Causes::read("bench/why-mixed.toml".as_ref())?);
+    let path = options.path("mixed", !options.quick && rounds >= 5);
+    drop(bench);
+    results.write(&path)?;
+    table::print(&row::table(&results.rows).text())?;
+    table::print(&results.summary(&path, "why-mixed.toml"))
+}
+
+struct Bench {
+    progress: Progress,
+    sampler: ThreadSampler,
+    core: usize,
+    phases: usize,
+    /// What a core serves, the same in all rounds.
+    capacity: Option<Capacity>,
+    found: Measurements,
+    kernel: String,
+    /// Windows that were left out.
+    refused: usize,
+}
+
+impl Bench {
+    fn round(&mut self, number: usize, rounds: usize) -> Outcome {
+        let label = format!("round {} of {rounds}", number + 1);
+        self.progress.step(&format!("{label}: boot"), AROUND_TIME);
+        let guests = self.boot()?;
+        let seed = 1_000 * (1 + number as u64);
+        roles::begin_phase(&guests, 0)?;
+        let capacity = match self.capacity {
+            Some(capacity) => capacity,
+            None => Capacity::measure(&guests, &mut self.sampler, CAPACITY_TIME, seed)?,
+        };
+        self.capacity = Some(capacity);
+        roles::end(&guests, 0)?;
+        let rate = capacity.rate(LOAD, 1.0 / VMS as f64);
+        let mut order = SIDES;
+        order.rotate_left(number % SIDES.len());
+        for side in order {
+            let label = format!("{label}: {}", auto::name(side));
+            match side {
+                Side::Auto => self.auto(&label, &guests, rate, seed)?,
+                _ => self.fixed(&label, side, &guests, rate, seed)?,
+            }
+        }
+        guests.down()
+    }
+
+    fn boot(&mut self) -> Outcome<Guests> {
+        let mut text = "[lab]\nname = \"bench-mixed\"\n".to_owned();
+        for name in guests::names(VMS) {
+            text.push_str(&format!(
+                "\n[[guest]]\nname = \"{name}\"\ncores = [{}]\n{}",
+                self.core,
+                roles::SERVERS
+            ));
+        }
+        let spec = Spec::from_toml(&text, "bench-mixed", Path::new(".")).map_err(lab_failure)?;
+        let guests = guests::boot_spec(&spec, self.core)?;
+        if self.kernel.is_empty() {
+            self.kernel = guests.kernel()?;
+        }
+        Ok(guests)
+    }
+
+    /// All phases under stock scheduling, or with the classes set for each of them.
+    fn fixed(&mut self, label: &str, side: Side, guests: &Guests, rate: f64, seed: u64) -> Outcome {
+        let mut phases = Vec::new();
+        for phase in 0..self.phases {
+            roles::begin_phase(guests, phase)?;
+            let active = Active::start(side, &self.settings(Some(phase)), &guests.lab)?;
+            let mut windows = Vec::new();
+            for number in 0..2 * WINDOWS {
+                if windows.len() == WINDOWS {
+                    break;
+                }
+                self.progress.step(label, WINDOW);
+                let seed = seed + (100 * phase + number) as u64;
+                let end = (number + 1) as u32 * WINDOW;
+                let reading = self.window(label, guests, phase, rate, seed)?;
+                windows.extend(reading.map(|reading| (end, reading)));
+            }
+            active.stop()?;
+            phases.push(Phase::new(windows));
+        }
+        roles::end(guests, self.phases - 1)?;
+        self.found.add(side, phases);
+        Ok(())
+    }
+
+    /// All phases while viola chooses: the windows, and what it changed.
+    fn auto(&mut self, label: &str, guests: &Guests, rate: f64, seed: u64) -> Outcome {
+        let active = Active::start(Side::Auto, &self.settings(None), &guests.lab)?;
+        let mut phases = Vec::new();
+        for phase in 0..self.phases {
+            roles::begin_phase(guests, phase)?;
+            let (begin, begin_ms) = (Instant::now(), viola_cli::log::now_ms());
+            let (mut windows, mut number) = (Vec::new(), 0);
+            while begin.elapsed() < AUTO_TIME {
+                self.progress.step(label, WINDOW);
+                number += 1;
+                let seed = seed + 100 * phase as u64 + number;
+                let reading = self.window(label, guests, phase, rate, seed)?;
+                windows.extend(reading.map(|reading| (begin.elapsed(), reading)));
+            }
+            let mut measured = Phase::new(windows);
+            measured.count_changes(&active.events()?, begin_ms);
+            self.progress.say(&format!(
+                "{label}: phase {}: {}",
+                phase + 1,
+                measured.text()
+            ));
+            phases.push(measured);
+        }
+        roles::end(guests, self.phases - 1)?;
+        self.found.add(Side::Auto, phases);
+        active.stop()
+    }
+
+    /// Measures a window; `None` if the load generator was late itself.
+    fn window(
+        &mut self,
+        label: &str,
+        guests: &Guests,
+        phase: usize,
+        rate: f64,
+        seed: u64,
+    ) -> Outcome<Option<Reading>> {
+        interrupt::check()?;
+        match roles::measure(guests, phase, rate, WINDOW, seed)? {
+            Ok(reading) => Ok(Some(reading)),
+            Err(late) => {
+                self.refused += 1;
+                self.progress.say(&format!("left out: {label}: {late}"));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Settings of a phase by hand; without a phase, no class is set.
+    fn settings(&self, phase: Option<usize>) -> Settings {
+        let names = guests::names(VMS).into_iter().enumerate();
+        let is_ls = |at: usize| phase.is_some_and(|phase| Role::of(at, phase).is_ls());
+        Settings {
+            ls: names
+                .filter(|(at, _)| is_ls(*at))
+                .map(|(_, name)| name)
+                .collect(),
+            ..Settings::equal(self.core, WEB)
+        }
+    }
+}
