@@ -182,7 +182,7 @@ fn foreign_share(shares: &[f64], own: f64) -> f64 {
     (1.0 - shares.iter().sum::<f64>() - own).max(0.0)
 }
 
-pub(super) fn milliseconds(us: &[f64]) -> Sorted {
+pub fn milliseconds(us: &[f64]) -> Sorted {
     Sorted::new(us.iter().map(|us| us / 1e3).collect())
 }
 
