@@ -362,6 +362,10 @@ fn shell_word(name: &str) -> String {
 }
 
 #[cfg(test)]
+mod deceivers;
+#[cfg(test)]
 mod roles;
+#[cfg(test)]
+mod simulated;
 #[cfg(test)]
 mod tests;

@@ -62,10 +62,13 @@ impl Host {
 
     /// Changes what the VMs do.
     pub fn set_behaviours(&mut self, behaviours: &[Behaviour]) {
+        let before = self.vms.clone();
         for (vm, behaviour) in self.vms.iter_mut().zip(behaviours) {
             vm.behaviour = *behaviour;
         }
-        self.core.configure(&self.vms);
+        if self.vms != before {
+            self.core.configure(&self.vms);
+        }
     }
 
     /// Gives each VM class ls or batch.
