@@ -100,7 +100,7 @@ bench-turbo: guests clients build
 bench-auto: guests build
 	@$(rt) $(lab) bench auto $(ARGS)
 
-## make bench-mixed   eight guests whose roles change: bench/results/mixed.json, 85 minutes; ARGS="--rounds 1" for a look
+## make bench-mixed   eight guests whose roles change: bench/results/mixed.json, two hours; ARGS="--rounds 1" for a look
 bench-mixed: guests build
 	@$(rt) $(lab) bench mixed $(ARGS)
 

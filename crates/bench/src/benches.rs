@@ -29,8 +29,8 @@ pub enum Bench {
     /// Measure eight guests with different roles that change, when viola chooses their classes itself.
     ///
     /// A web server, a file server, a database that answers requests of a byte, voice calls, three guests that compute and an idle
-    /// one share a core. The roles change twice. Needs root, two cores and the lab's guest image (make build). Takes about 85
-    /// minutes, 17 a round. A full run writes bench/results/mixed.json, a partial run build/bench/mixed.json.
+    /// one share a core. The roles change twice. Needs root, two cores and the lab's guest image (make build). Takes about two
+    /// hours, 23 minutes a round. A full run writes bench/results/mixed.json, a partial run build/bench/mixed.json.
     Mixed(Options),
     /// Measure replies of one of four VMs on a core under sched_ext, slots and stock scheduling, in an emulated host.
     ///

@@ -6,7 +6,7 @@
 
 mod rows;
 
-pub use rows::{MINUTE, THREE_MINUTES, changes, name};
+pub use rows::{MINUTE, THREE_MINUTES, changes};
 
 use std::time::{Duration, Instant};
 

@@ -2,7 +2,8 @@
 //! `viola-lab bench mixed`: eight guests with different roles on a core. The roles change twice, and viola is told neither what they are
 //! nor that they change.
 //!
-//! Stock scheduling is compared with classes set by hand for each phase and with `auto = "on"`, one daemon for all phases.
+//! Stock scheduling is compared with `auto = "on"`, one daemon for all phases, and with the best classes by hand: all sets of guests that wait
+//! for packets are tried, in each phase.
 
 mod roles;
 mod rows;
@@ -12,10 +13,9 @@ use std::time::{Duration, Instant};
 
 use viola_lab::Spec;
 
-use self::roles::{Reading, Role, VMS};
+use self::roles::{Reading, Role, Set, VMS};
 use self::rows::{Measurements, Phase};
 use crate::Options;
-use crate::auto;
 use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::{self, Guests, WEB};
 use crate::harness::load::{Capacity, Load};
@@ -31,8 +31,10 @@ use viola_cli::table;
 const PHASES: usize = 3;
 /// Length of a window of the load.
 const WINDOW: Duration = Duration::from_secs(10);
-/// Windows of a phase under stock scheduling and by hand.
+/// Windows of a phase under stock scheduling.
 const WINDOWS: usize = 4;
+/// Windows of a phase with each set of classes by hand.
+const HAND_WINDOWS: usize = 2;
 /// Length of a phase in which viola chooses: three minutes, and a minute more in which its choice is measured.
 const AUTO_TIME: Duration = Duration::from_secs(240);
 const CAPACITY_TIME: Duration = Duration::from_millis(1500);
@@ -44,7 +46,22 @@ const LOAD: Load = Load::Open(50);
 const MICROSLICE: u32 = 300;
 
 /// The compared sides.
-const SIDES: [Side; 3] = [Side::Stock, Side::Viola(MICROSLICE), Side::Auto];
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Stock,
+    ByHand,
+    Auto,
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Stock => "stock",
+            Self::ByHand => "by hand",
+            Self::Auto => "auto",
+        }
+    }
+}
 
 /// Runs the benchmark, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
@@ -54,7 +71,8 @@ pub fn run(options: &Options) -> Outcome {
     guests::split_cores(options.core)?;
     let rounds = options.rounds();
     let phases = if options.quick { 1 } else { PHASES };
-    let round = AROUND_TIME + phases as u32 * (2 * WINDOWS as u32 * WINDOW + AUTO_TIME);
+    let fixed = WINDOWS + HAND_WINDOWS * Set::all().count();
+    let round = AROUND_TIME + phases as u32 * (fixed as u32 * WINDOW + AUTO_TIME);
     let mut bench = Bench {
         progress: Progress::new(round * rounds as u32),
         sampler: ThreadSampler::new()?,
@@ -112,13 +130,15 @@ impl Bench {
         self.capacity = Some(capacity);
         roles::end(&guests, 0)?;
         let rate = capacity.rate(LOAD, 1.0 / VMS as f64);
-        let mut order = SIDES;
-        order.rotate_left(number % SIDES.len());
-        for side in order {
-            let label = format!("{label}: {}", auto::name(side));
-            match side {
-                Side::Auto => self.auto(&label, &guests, rate, seed)?,
-                _ => self.fixed(&label, side, &guests, rate, seed)?,
+        let mut order = [Way::Stock, Way::ByHand, Way::Auto];
+        let turn = number % order.len();
+        order.rotate_left(turn);
+        for way in order {
+            let label = format!("{label}: {}", way.name());
+            match way {
+                Way::Stock => self.stock(&label, &guests, rate, seed)?,
+                Way::ByHand => self.by_hand(&label, &guests, rate, seed)?,
+                Way::Auto => self.auto(&label, &guests, rate, seed)?,
             }
         }
         guests.down()
@@ -141,35 +161,58 @@ impl Bench {
         Ok(guests)
     }
 
-    /// All phases under stock scheduling, or with the classes set for each of them.
-    fn fixed(&mut self, label: &str, side: Side, guests: &Guests, rate: f64, seed: u64) -> Outcome {
-        let mut phases = Vec::new();
+    /// All phases under stock scheduling.
+    fn stock(&mut self, label: &str, guests: &Guests, rate: f64, seed: u64) -> Outcome {
         for phase in 0..self.phases {
             roles::begin_phase(guests, phase)?;
-            let active = Active::start(side, &self.settings(Some(phase)), &guests.lab)?;
-            let mut windows = Vec::new();
-            for number in 0..2 * WINDOWS {
-                if windows.len() == WINDOWS {
-                    break;
-                }
-                self.progress.step(label, WINDOW);
-                let seed = seed + (100 * phase + number) as u64;
-                let end = (number + 1) as u32 * WINDOW;
-                let reading = self.window(label, guests, phase, rate, seed)?;
-                windows.extend(reading.map(|reading| (end, reading)));
-            }
-            active.stop()?;
-            phases.push(Phase::new(windows));
+            let windows = self.windows(label, guests, phase, (rate, seed), WINDOWS)?;
+            self.found.stock.push(windows);
         }
-        roles::end(guests, self.phases - 1)?;
-        self.found.add(side, phases);
-        Ok(())
+        roles::end(guests, self.phases - 1)
+    }
+
+    /// All phases with each set of classes.
+    fn by_hand(&mut self, label: &str, guests: &Guests, rate: f64, seed: u64) -> Outcome {
+        for phase in 0..self.phases {
+            roles::begin_phase(guests, phase)?;
+            for set in Set::all() {
+                let label = format!("{label}: {set}");
+                let settings = self.settings(|role| set.has(role), phase);
+                let active = Active::start(Side::Viola(MICROSLICE), &settings, &guests.lab)?;
+                let windows = self.windows(&label, guests, phase, (rate, seed), HAND_WINDOWS)?;
+                active.stop()?;
+                self.found.by_hand.entry(set).or_default().push(windows);
+            }
+        }
+        roles::end(guests, self.phases - 1)
+    }
+
+    /// So many windows of a side that does not change; one that is left out is measured once more.
+    fn windows(
+        &mut self,
+        label: &str,
+        guests: &Guests,
+        phase: usize,
+        (rate, seed): (f64, u64),
+        count: usize,
+    ) -> Outcome<Phase> {
+        let mut windows = Vec::new();
+        for number in 0..2 * count {
+            if windows.len() == count {
+                break;
+            }
+            self.progress.step(label, WINDOW);
+            let seed = seed + (100 * phase + number) as u64;
+            let end = (number + 1) as u32 * WINDOW;
+            let reading = self.window(label, guests, phase, rate, seed)?;
+            windows.extend(reading.map(|reading| (end, reading)));
+        }
+        Ok(Phase::new(windows))
     }
 
     /// All phases while viola chooses: the windows, and what it changed.
     fn auto(&mut self, label: &str, guests: &Guests, rate: f64, seed: u64) -> Outcome {
-        let active = Active::start(Side::Auto, &self.settings(None), &guests.lab)?;
-        let mut phases = Vec::new();
+        let active = Active::start(Side::Auto, &self.settings(|_| false, 0), &guests.lab)?;
         for phase in 0..self.phases {
             roles::begin_phase(guests, phase)?;
             let (begin, begin_ms) = (Instant::now(), viola_cli::log::now_ms());
@@ -182,16 +225,14 @@ impl Bench {
                 windows.extend(reading.map(|reading| (begin.elapsed(), reading)));
             }
             let mut measured = Phase::new(windows);
-            measured.count_changes(&active.events()?, begin_ms);
-            self.progress.say(&format!(
-                "{label}: phase {}: {}",
-                phase + 1,
-                measured.text()
-            ));
-            phases.push(measured);
+            let label = format!("{label}: phase {}", phase + 1);
+            for line in measured.take_changes(&active.events()?, begin_ms) {
+                self.progress.say(&format!("{label}: {line}"));
+            }
+            self.progress.say(&format!("{label}: {}", measured.text()));
+            self.found.auto.push(measured);
         }
         roles::end(guests, self.phases - 1)?;
-        self.found.add(Side::Auto, phases);
         active.stop()
     }
 
@@ -215,13 +256,12 @@ impl Bench {
         }
     }
 
-    /// Settings of a phase by hand; without a phase, no class is set.
-    fn settings(&self, phase: Option<usize>) -> Settings {
+    /// Class ls for the guests whose role in the phase it suits.
+    fn settings(&self, suits: impl Fn(Role) -> bool, phase: usize) -> Settings {
         let names = guests::names(VMS).into_iter().enumerate();
-        let is_ls = |at: usize| phase.is_some_and(|phase| Role::of(at, phase).is_ls());
         Settings {
             ls: names
-                .filter(|(at, _)| is_ls(*at))
+                .filter(|(at, _)| suits(Role::of(*at, phase)))
                 .map(|(_, name)| name)
                 .collect(),
             ..Settings::equal(self.core, WEB)

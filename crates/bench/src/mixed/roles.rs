@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What each guest does: a role is a load from outside, or work inside the guest.
 
+use std::fmt;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
@@ -63,16 +64,38 @@ const ROTATION: usize = 3;
 
 /// The roles that wait for packets; [`Reading::delays`] has an entry for each.
 pub const WAITING: [Role; 3] = [Role::Pages, Role::Database, Role::Voice];
+/// Their names in rows.
+pub const NAMES: [&str; WAITING.len()] = ["pages", "database", "voice"];
+
+/// Which of the [`WAITING`] roles have class ls, one bit each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Set(u8);
+
+impl Set {
+    /// All sets but the empty one.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (1..1 << WAITING.len()).map(Self)
+    }
+
+    /// Whether a role has the class.
+    pub fn has(self, role: Role) -> bool {
+        let at = WAITING.iter().position(|waiting| *waiting == role);
+        at.is_some_and(|at| self.0 >> at & 1 == 1)
+    }
+}
+
+impl fmt::Display for Set {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = std::iter::zip(NAMES, WAITING).filter(|(_, role)| self.has(*role));
+        let names: Vec<&str> = names.map(|(name, _)| name).collect();
+        f.write_str(&names.join(", "))
+    }
+}
 
 impl Role {
     /// The role of a guest, by its index, in a phase.
     pub fn of(guest: usize, phase: usize) -> Self {
         ROLES[(guest + phase * ROTATION) % VMS]
-    }
-
-    /// Whether an operator would make the guest latency-sensitive.
-    pub fn is_ls(self) -> bool {
-        WAITING.contains(&self)
     }
 }
 
@@ -243,6 +266,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_set_says_whom_it_has() {
+        let all: Vec<String> = Set::all().map(|set| set.to_string()).collect();
+        assert_eq!((all.len(), all[0].as_str()), (7, "pages"));
+        assert_eq!(all[6], "pages, database, voice");
+        assert!(!Set(7).has(Role::Files) && Set(2).has(Role::Database) && !Set(2).has(Role::Pages));
+    }
+
+    #[test]
     fn every_guest_with_a_load_gets_another_role_in_each_phase() {
         for phase in 0..3 {
             let roles: Vec<Role> = (0..VMS).map(|guest| Role::of(guest, phase)).collect();
@@ -252,7 +283,7 @@ mod tests {
             if phase > 0 {
                 let kept = (0..VMS).filter(|&guest| {
                     let role = Role::of(guest, phase);
-                    role.is_ls() && role == Role::of(guest, phase - 1)
+                    WAITING.contains(&role) && role == Role::of(guest, phase - 1)
                 });
                 assert_eq!(kept.count(), 0);
             }
