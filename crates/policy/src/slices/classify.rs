@@ -342,7 +342,7 @@ pub struct Advice {
     pub figure: Option<Figure>,
     /// Wait in its present class, ns.
     pub now: Nanos,
-    /// Worst wait in class ls, ns.
+    /// Longest wait in class ls, ns.
     pub after: Nanos,
 }
 
@@ -370,23 +370,32 @@ impl fmt::Display for Advice {
     }
 }
 
+/// An LSVM that uses at most this part of its share is hardly ever out of credit.
+const INSIDE: f64 = 0.75;
+
 /// Estimates what class ls would gain for a VM.
 ///
 /// `measured` is the best figure that is known of it. Without one the worst wait is taken, on a core on which
-/// `contenders` other VMs run `slice` ns each in turn. `share` is its part of the core by weight, `microslice` the T_m
-/// (ns) it would get, `others` the microslices (ns) of the LSVMs that the core already has.
+/// `contenders` other VMs run `slice` ns each in turn. `share` is its part of the core by weight, and `used` the part that it
+/// uses, if that is known. `microslice` is the T_m (ns) it would get, `others` those (ns) of the LSVMs that the core already has.
+///
+/// A VM inside its share is served at once, but for a microslice of each LSVM; one that wants more waits until its share is due again.
 pub fn advise(
     measured: Option<(Figure, Nanos)>,
     contenders: u32,
     slice: Nanos,
-    share: f64,
+    (share, used): (f64, Option<f64>),
     microslice: Nanos,
     others: impl IntoIterator<Item = Nanos>,
 ) -> Advice {
+    let is_inside = used.is_some_and(|used| used <= INSIDE * share);
     Advice {
         figure: measured.map(|(figure, _)| figure),
         now: measured.map_or(u64::from(contenders) * slice, |(_, ns)| ns),
-        after: interleaved_wait(share, microslice, others),
+        after: match is_inside {
+            true => others.into_iter().fold(microslice, Nanos::saturating_add),
+            false => interleaved_wait(share, microslice, others),
+        },
     }
 }
 

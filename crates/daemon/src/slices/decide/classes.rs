@@ -139,6 +139,11 @@ impl Classes {
         verdict.is_some_and(|verdict| verdict.class == Class::Ls)
     }
 
+    /// Part of its vCPUs' time that a VM runs, a mean of some ten seconds.
+    pub fn used(&self, id: &VmId) -> Option<f64> {
+        self.vms.get(id).and_then(State::used)
+    }
+
     /// Begins a trial of class ls if the VM may gain by it, or if the class that it has may no longer help.
     fn begin_trial(&mut self, o: &Observation<'_>, verdict: Verdict) -> Option<ClassChange> {
         let state = self.vms.get_mut(&o.vm.id)?;

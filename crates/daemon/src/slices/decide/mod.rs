@@ -176,7 +176,7 @@ impl Slices {
                 figures::best(meter, &vms[i].id),
                 others.len() as u32,
                 inputs.config.slices.batch_slice(),
-                share.min(1.0),
+                (share.min(1.0), self.classes.used(&vms[i].id)),
                 controls[i].microslice.value,
                 ls.map(|&j| controls[j].microslice.value),
             ))

@@ -164,21 +164,30 @@ fn a_load_at_the_threshold_does_not_flap() {
 #[test]
 fn advice_has_the_wait_before_and_after() {
     let delay = |ns| Some((Figure::PacketDelay, ns));
-    let measured = advise(delay(17 * MS), 3, 4 * MS, 0.25, 300 * US, []);
+    let measured = advise(delay(17 * MS), 3, 4 * MS, (0.25, None), 300 * US, []);
     assert_eq!(
         measured.to_string(),
         "class ls would cut its packet delay p99 from 17 ms to about 900 us"
     );
     assert!(measured.is_worth_it());
-    let estimated = advise(None, 3, 4 * MS, 0.25, 300 * US, [300 * US]);
+    let estimated = advise(None, 3, 4 * MS, (0.25, None), 300 * US, [300 * US]);
     assert_eq!((estimated.now, estimated.after), (12 * MS, 1200 * US));
     assert!(
         estimated
             .to_string()
             .starts_with("class ls would cut its worst wait from 12 ms")
     );
-    assert!(!advise(delay(MS), 1, 4 * MS, 0.5, 300 * US, []).is_worth_it());
-    assert!(!advise(delay(3 * MS), 3, 4 * MS, 0.05, 300 * US, []).is_worth_it());
+    assert!(!advise(delay(MS), 1, 4 * MS, (0.5, None), 300 * US, []).is_worth_it());
+    assert!(!advise(delay(3 * MS), 3, 4 * MS, (0.05, None), 300 * US, []).is_worth_it());
+}
+
+#[test]
+fn a_vm_inside_its_share_waits_for_other_lsvms_only() {
+    let delay = Some((Figure::PacketDelay, 5 * MS));
+    let after = |used| advise(delay, 7, 4 * MS, (0.125, used), 300 * US, [300 * US]).after;
+    assert_eq!(after(Some(0.06)), 600 * US);
+    assert_eq!(after(Some(0.12)), after(None));
+    assert_eq!(after(None), 2_400 * US);
 }
 
 #[test]

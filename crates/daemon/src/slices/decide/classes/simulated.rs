@@ -139,7 +139,7 @@ impl Auto {
                 best,
                 count - 1,
                 4 * MS,
-                share,
+                (share, self.classes.used(&vm.id)),
                 MICROSLICE,
                 ls.map(|_| MICROSLICE),
             )

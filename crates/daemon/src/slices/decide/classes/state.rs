@@ -143,6 +143,11 @@ impl State {
         class_of(self.setting, self.chosen)
     }
 
+    /// Part of its vCPUs' time that it runs, a mean of some ten seconds.
+    pub(super) fn used(&self) -> Option<f64> {
+        self.used
+    }
+
     /// Gives the VM class ls or batch. Returns whether it had the other one.
     pub(super) fn choose(&mut self, ls: bool) -> bool {
         let class = match ls {
