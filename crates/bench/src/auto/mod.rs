@@ -28,20 +28,21 @@ use viola_cli::table;
 const VMS: usize = 5;
 const SERVERS: usize = 2;
 /// The servers' load: this part, in percent, of what their share of the core can serve.
-const LOAD: Load = Load::Open(50);
+pub const LOAD: Load = Load::Open(50);
 /// Length of a window of the load.
-const WINDOW: Duration = Duration::from_secs(10);
+pub const WINDOW: Duration = Duration::from_secs(10);
 /// Windows under stock scheduling and by hand.
-const WINDOWS: usize = 4;
+pub const WINDOWS: usize = 4;
 /// Time that viola gets to choose: three minutes, and a minute more in which its choice is measured.
-const AUTO_TIME: Duration = Duration::from_secs(240);
+pub const AUTO_TIME: Duration = Duration::from_secs(240);
 /// Time for which nothing must change when all guests compute.
 const COMPUTE_TIME: Duration = Duration::from_secs(30);
-const CAPACITY_TIME: Duration = Duration::from_millis(1500);
+/// Time in which is measured what a core serves.
+pub const CAPACITY_TIME: Duration = Duration::from_millis(1500);
 /// Boot of the guests, and the change of sides.
 const AROUND_TIME: Duration = Duration::from_secs(25);
 /// viola's microslice by hand: the default, microseconds.
-const MICROSLICE: u32 = 300;
+pub const MICROSLICE: u32 = 300;
 
 /// The compared sides.
 const SIDES: [Side; 3] = [Side::Stock, Side::Viola(MICROSLICE), Side::Auto];

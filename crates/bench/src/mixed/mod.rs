@@ -16,9 +16,10 @@ use viola_lab::Spec;
 use self::roles::{Reading, Role, Set, VMS};
 use self::rows::{Measurements, Phase};
 use crate::Options;
+use crate::auto::{AUTO_TIME, CAPACITY_TIME, LOAD, MICROSLICE, WINDOW, WINDOWS};
 use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::{self, Guests, WEB};
-use crate::harness::load::{Capacity, Load};
+use crate::harness::load::Capacity;
 use crate::harness::progress::{Progress, clock};
 use crate::harness::result::{Causes, Results};
 use crate::harness::row;
@@ -29,21 +30,10 @@ use viola_cli::table;
 
 /// Phases, in each of which the guests have other roles.
 const PHASES: usize = 3;
-/// Length of a window of the load.
-const WINDOW: Duration = Duration::from_secs(10);
-/// Windows of a phase under stock scheduling.
-const WINDOWS: usize = 4;
 /// Windows of a phase with each set of classes by hand.
 const HAND_WINDOWS: usize = 2;
-/// Length of a phase in which viola chooses: three minutes, and a minute more in which its choice is measured.
-const AUTO_TIME: Duration = Duration::from_secs(240);
-const CAPACITY_TIME: Duration = Duration::from_millis(1500);
 /// Boot of the guests, and the changes of roles and sides.
 const AROUND_TIME: Duration = Duration::from_secs(60);
-/// Load of the pages, in percent of what the guest's share can serve.
-const LOAD: Load = Load::Open(50);
-/// viola's microslice by hand: the default, microseconds.
-const MICROSLICE: u32 = 300;
 
 /// The compared sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

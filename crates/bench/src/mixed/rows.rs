@@ -8,8 +8,7 @@ use viola_proto::Events;
 use viola_report::stats::{Sorted, figure};
 
 use super::roles::{NAMES, Reading, Set, WAITING};
-use super::{WINDOW, WINDOWS};
-use crate::auto::{MINUTE, THREE_MINUTES, changes};
+use crate::auto::{MINUTE, THREE_MINUTES, WINDOW, WINDOWS, changes};
 use crate::harness::row::{Goal, Row};
 /// What those that compute, and loaded files, may lose by classes by hand, as parts of what they have on stock.
 const LEAST: (f64, f64) = (0.97, 0.95);
