@@ -29,14 +29,14 @@ const REQUESTS: Behaviour = Behaviour::Duty {
 
 /// CPU time of each VM, ns, and the mean of the server's slowest twentieth of the delays, ns.
 #[derive(Debug)]
-struct Got {
+struct Totals {
     work: Vec<f64>,
     delay: f64,
 }
 
 /// Runs a host whose first VM does what `deceiver` says in each second. `believed`: its class is the one that viola chooses; else
 /// batch.
-fn run(deceiver: impl Fn(u64) -> Behaviour, believed: bool) -> (Got, Auto) {
+fn run(deceiver: impl Fn(u64) -> Behaviour, believed: bool) -> (Totals, Auto) {
     let behaviours = |second| {
         let busy = Behaviour::Busy;
         [deceiver(second), SERVER, busy, busy, busy]
@@ -61,7 +61,7 @@ fn run(deceiver: impl Fn(u64) -> Behaviour, believed: bool) -> (Got, Auto) {
     delays.sort_unstable_by(|a: &Nanos, b| b.cmp(a));
     let slowest = &delays[..delays.len().div_ceil(20)];
     let delay = slowest.iter().sum::<Nanos>() as f64 / slowest.len().max(1) as f64;
-    (Got { work, delay }, classes)
+    (Totals { work, delay }, classes)
 }
 
 /// The fair part of the core for one of the three that compute (max-min fairness: none gets more as long as another one that gets
