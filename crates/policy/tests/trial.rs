@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
-use viola_policy::slices::simulate::{Behaviour, Host, Usage};
+use viola_policy::slices::simulate::{Behaviour, Host, Usage, slowest_mean};
 use viola_policy::slices::{MS, Nanos, US};
 use viola_policy::trial::{LONG_WINDOW, Outcome, SETTLING, Sample, Trial, WINDOW, WindowSample};
 
@@ -48,12 +48,9 @@ fn trial(behaviours: &[Behaviour], seed: u64) -> Outcome<usize> {
 
 /// The mean of the slowest twentieth of the wake-ups, and the run time.
 fn sample(usage: &Usage) -> Sample {
-    let mut waits = usage.wakes.clone();
-    waits.sort_unstable_by(|a, b| b.cmp(a));
-    let slowest = &waits[..waits.len().div_ceil(20)];
-    let delay = slowest.iter().sum::<Nanos>() as f64 / slowest.len().max(1) as f64;
+    let delay = slowest_mean(usage.wakes.clone());
     Sample {
-        delay: (waits.len() >= MIN_WAKES).then_some(delay.max(1_024.0)),
+        delay: (usage.wakes.len() >= MIN_WAKES).then_some(delay.max(1_024.0)),
         work: usage.run as f64,
         tolerated: 0.0,
     }

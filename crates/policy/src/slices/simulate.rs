@@ -10,7 +10,7 @@
 mod host;
 mod report;
 
-pub use host::{Host, Usage};
+pub use host::{Host, Usage, slowest_mean};
 pub use report::{Behaviour, Driver, NoProgress, Report, Run, SimVm, VmReport};
 
 use super::{Activity, Class, CoreScheduler, Decision, FOREVER, Io, MS, Nanos, Params, Rank, US};

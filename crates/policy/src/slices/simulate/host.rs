@@ -27,6 +27,13 @@ pub struct Usage {
     pub preempted: Vec<Nanos>,
 }
 
+/// The mean of the slowest twentieth of these waits, ns; 0 of none.
+pub fn slowest_mean(mut waits: Vec<Nanos>) -> f64 {
+    waits.sort_unstable_by(|a, b| b.cmp(a));
+    let slowest = &waits[..waits.len().div_ceil(20)];
+    slowest.iter().sum::<Nanos>() as f64 / slowest.len().max(1) as f64
+}
+
 /// viola's default, or slices of 4 ms in turn, about as long as those of a stock kernel.
 fn scheduler(ls: bool) -> Box<dyn CoreScheduler> {
     match ls {

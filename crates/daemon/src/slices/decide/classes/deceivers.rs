@@ -4,7 +4,7 @@
 
 use super::simulated::{Auto, MICROSLICE, S, TICK};
 use super::*;
-use viola_policy::slices::simulate::{Behaviour, Host, Usage};
+use viola_policy::slices::simulate::{Behaviour, Host, Usage, slowest_mean};
 
 /// Time of a run.
 const TIME: Nanos = 300 * S;
@@ -58,9 +58,7 @@ fn run(deceiver: impl Fn(u64) -> Behaviour, believed: bool) -> (Totals, Auto) {
         }
         delays.extend(&got[1].wakes);
     }
-    delays.sort_unstable_by(|a: &Nanos, b| b.cmp(a));
-    let slowest = &delays[..delays.len().div_ceil(20)];
-    let delay = slowest.iter().sum::<Nanos>() as f64 / slowest.len().max(1) as f64;
+    let delay = slowest_mean(delays);
     (Totals { work, delay }, classes)
 }
 

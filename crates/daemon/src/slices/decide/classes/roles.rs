@@ -8,7 +8,7 @@
 
 use super::simulated::{Auto, MICROSLICE, S, TICK, WINDOW};
 use super::*;
-use viola_policy::slices::simulate::{Behaviour, Host, Usage};
+use viola_policy::slices::simulate::{Behaviour, Host, Usage, slowest_mean};
 
 const PHASES: usize = 3;
 const PHASE: Nanos = 180 * S;
@@ -81,12 +81,10 @@ type Windows = Vec<Vec<Vec<Window>>>;
 fn windows(ticks: &[Vec<Usage>], roles: &[Behaviour]) -> Vec<Vec<Window>> {
     let of_vm = |i: usize| {
         let window = |ticks: &[Vec<Usage>]| {
-            let mut delays: Vec<Nanos> = ticks.iter().flat_map(|t| t[i].wakes.clone()).collect();
-            delays.sort_unstable_by(|a, b| b.cmp(a));
-            let slowest = &delays[..delays.len().div_ceil(20)];
-            let mean = slowest.iter().sum::<Nanos>() as f64 / slowest.len().max(1) as f64;
+            let delays: Vec<Nanos> = ticks.iter().flat_map(|t| t[i].wakes.clone()).collect();
+            let has_delay = is_server(roles[i]) && !delays.is_empty();
             Window {
-                delay: (is_server(roles[i]) && !delays.is_empty()).then_some(mean.max(1_024.0)),
+                delay: has_delay.then(|| slowest_mean(delays).max(1_024.0)),
                 work: ticks.iter().map(|t| t[i].run).sum::<Nanos>() as f64,
             }
         };
