@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! CRC32C (Castagnoli, RFC 3720), as iSCSI, ext4 and HDFS use it.
 
-const TABLE: [u32; 256] = table();
+static TABLE: [u32; 256] = table();
 
 const fn table() -> [u32; 256] {
     let mut table = [0; 256];

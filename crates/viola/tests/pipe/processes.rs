@@ -3,8 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 
 use viola_host::proc;
 
@@ -159,6 +161,22 @@ fn files(pid: u32, run: &Path) -> Vec<String> {
     files.map(|t| t.to_string_lossy().into_owned()).collect()
 }
 
+/// Whether a process of this user may read the memory map of another (or itself, `self`), which takes what tracing it takes
+/// (`PTRACE_MODE_READ`, ptrace(2)).
+fn maps_are_readable(process: &str, user: u32) -> bool {
+    let read = Command::new("cat")
+        .arg(format!("/proc/{process}/maps"))
+        .uid(user)
+        .gid(user)
+        .output()
+        .unwrap();
+    assert!(
+        read.status.success() || String::from_utf8_lossy(&read.stderr).contains("denied"),
+        "{read:?}"
+    );
+    read.status.success()
+}
+
 #[test]
 fn each_process_is_what_the_page_on_threats_says() {
     // The only daemon with slots: the VM of another test on this core would be late.
@@ -238,10 +256,11 @@ fn each_process_is_what_the_page_on_threats_says() {
             assert_eq!(network_sockets(pid), [""; 0], "{name}, process {pid}");
         }
         if name.ends_with("worker") {
-            assert!(
-                users.insert(proc::users(pid).unwrap()[0]),
-                "two workers of one user"
-            );
+            let user = proc::users(pid).unwrap()[0];
+            assert!(users.insert(user), "two workers of one user");
+            // A process may look at itself, but not even one of the same user at a worker.
+            assert!(maps_are_readable("self", user));
+            assert!(!maps_are_readable(&pid.to_string(), user), "{name}");
         }
     }
 
@@ -262,6 +281,11 @@ fn each_process_is_what_the_page_on_threats_says() {
             assert!(is_vms || is_memory || is_journal, "{name} has {file} open");
         }
     }
+    let folder = fs::metadata(daemon.run_dir().join("vread")).unwrap();
+    assert_eq!((folder.uid(), folder.mode() & 0o777), (0, 0o700));
+    let socket = daemon.run_dir().join(format!("mounts/{name}-rd.sock"));
+    assert_eq!(fs::metadata(socket).unwrap().mode() & 0o777, 0o600);
+
     // The page describes each of them.
     let descriptors = table("| process | descriptors |");
     for name in expected {
