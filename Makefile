@@ -3,16 +3,20 @@
 
 lab := $(or $(CARGO_TARGET_DIR),target)/release/viola-lab
 rt := scripts/with-rt.sh
+# QEMU and the kernel of KVM guests, where there may be KVM
+kvm := [ ! -w /dev/kvm ] || scripts/qemu-image.sh
 
 .PHONY: help run test test-beds check lint fuzz deny miri loom same-build bench-slices bench-auto bench-mixed bench-turbo bench-scx bench-vread bench-vpipe bench-copies bench-backlog bench-lanes bench-papers bench-daemon bench-sim roles demo-vread demo-vpipe build deb setup guests clients hadoop lab-image docs clean
 
 help:
 	@sed -n 's/^## //p' Makefile
 
-## make run           four guests on one core: stock, the papers' 30 ms slices, viola; table and build/report.html
+## make run           four guests on one core: stock, the papers' 30 ms slices, viola; table and build/report.html.
+##                    KVM guests where KVM runs guests, else User Mode Linux; ARGS="--guests uml" for the latter
 run: guests setup
 	@scripts/build.sh --bare build --locked --release -p viola -p viola-bench --no-default-features
-	@$(rt) $(lab) demo
+	@$(kvm)
+	@$(rt) $(lab) demo $(ARGS)
 
 ## make test          formatting, clippy, unit, property and guest tests; needs root
 test:
@@ -136,6 +140,7 @@ roles: setup
 ## make build         the programs viola and viola-lab (target/release), and the lab's guest image
 build: setup
 	@scripts/build.sh build --locked --release -p viola -p viola-bench
+	@$(kvm)
 
 ## make deb           the packages viola and viola-agent, in build/deb
 deb: setup

@@ -12,6 +12,7 @@
 # index; the script installs neither on this host. Programs in the guest come from the lab's image (lab-image.sh).
 # Results:
 #   build/qemu/cloud, rdma, new or lanes: vmlinuz, initrd.img   MANIFEST has their SHA-256, PACKAGES where they are from
+#   build/qemu/cloud/root.img: the root file system of the lab's image, for guests of a lab
 #   build/qemu/program/root/usr/bin/qemu-system-x86_64
 set -euo pipefail
 umask 022
@@ -56,6 +57,9 @@ done
 [ -e "$lab/current/root/usr/bin/viola-guest" ] || die "there is no image of the lab yet; run scripts/lab-image.sh first"
 root=$(readlink -f "$lab/current/root")
 busybox=$root/usr/bin/busybox
+own=("$root"/usr/bin/viola-guest)
+# An image that was made for `make run` has no agent.
+[ ! -e "$root/usr/bin/viola-agent" ] || own+=("$root/usr/bin/viola-agent")
 command -v xz >/dev/null || die "xz is missing; install xz-utils"
 
 mkdir -p "$qemu"
@@ -178,7 +182,7 @@ build() {
         esac
     done
     "$busybox" depmod -b "$tree/usr" "$version"
-    cp "$busybox" "$root"/usr/bin/viola-{guest,agent} "$tree/usr/bin/"
+    cp "$busybox" "${own[@]}" "$tree/usr/bin/"
     for module in $("$busybox" --list); do
         [ -e "$tree/usr/bin/$module" ] || [ -e "$tree/usr/sbin/$module" ] || ln -s busybox "$tree/usr/bin/$module"
     done
@@ -193,6 +197,14 @@ mount -t devtmpfs devtmpfs /dev
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 for module in virtio_pci virtio_console virtio_blk virtiofs; do modprobe $module 2>/dev/null; done
+# a guest of a lab: it goes on in the lab's root, which has no drivers
+root=
+for word in $(cat /proc/cmdline); do
+    case $word in viola.root=*) root=${word#*=} ;; esac
+done
+if [ -n "$root" ]; then
+    for module in virtio_net virtio_rng nvme ext4 xfs fuse af_packet; do modprobe $module 2>/dev/null; done
+fi
 mkdir -p /dev/virtio-ports
 for try in 1 2 3 4 5 6 7 8 9 10; do
     for port in /sys/class/virtio-ports/*; do
@@ -201,12 +213,20 @@ for try in 1 2 3 4 5 6 7 8 9 10; do
     [ -e /dev/virtio-ports/org.viola.lab.0 ] && break
     usleep 100000
 done
+for disk in /sys/block/vd*; do
+    [ -n "$root" ] && [ "$(cat $disk/serial)" = "$root" ] && mount -t ext4 -o ro /dev/${disk##*/} /mnt
+done
 umount /proc /sys
+[ -z "$root" ] || { umount /dev; exec switch_root /mnt /init; }
 exec /init
 BOOT
     chmod 755 "$tree/boot"
     (cd "$tree" && find . -print | "$busybox" cpio -o -H newc 2>/dev/null) | gzip -1 >"$new/initrd.img"
     rm -rf "$new/kernel" "$new/root"
+    if [ $kind = cloud ]; then
+        say "making the disk of the lab's root"
+        /usr/sbin/mkfs.ext4 -q -d "$root" "$new/root.img" 512M
+    fi
     cp "$debs/PACKAGES" "$new/PACKAGES"
     stamp >"$new/STAMP"
     (cd "$new" && sha256sum vmlinuz initrd.img >MANIFEST)
@@ -218,7 +238,8 @@ BOOT
 
 # What an image depends on: this script, the packages, viola's programs.
 stamp() {
-    sha256sum "$top/scripts/qemu-image.sh" "$debs/PACKAGES" "$busybox" "$root"/usr/bin/viola-{guest,agent} | cut -d' ' -f1
+    sha256sum "$top/scripts/qemu-image.sh" "$debs/PACKAGES" "$busybox" "${own[@]}" | cut -d' ' -f1
+    echo "$root"
 }
 
 image_good() {

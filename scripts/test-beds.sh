@@ -47,6 +47,7 @@ viola pipe-soak
 viola-lab smp
 = viola turbo
 - viola qemu_lanes a_nested
+- viola qemu_kvm
 BEDS
 }
 
@@ -79,6 +80,10 @@ choose() {
 prepare() {
     case $1 in
     *qemu_ack*) scripts/guest-kmod.sh --headers ;;
+    *qemu_kvm*)
+        flock "$work/packages" scripts/debian-image.sh &&
+            scripts/build.sh build --locked --release -p viola -p viola-bench --no-default-features
+        ;;
     *qemu_operator* | *qemu_pipe*) flock "$work/packages" sh -c 'scripts/debian-image.sh && scripts/deb.sh' ;;
     'viola-lab smp' | 'viola turbo') scripts/uml-smp.sh ;;
     esac

@@ -6,7 +6,7 @@ use clap::Subcommand;
 use viola_cli::error::Outcome;
 use viola_cli::interrupt;
 
-use crate::options::{Options, need_root};
+use crate::options::{GuestOptions, Options, need_root};
 use crate::{
     auto, backlog, copies, daemon, lanes, mixed, papers, scx, sim, slices, turbo, vpipe, vread,
 };
@@ -19,19 +19,19 @@ pub enum Bench {
     /// HTTP requests come in an open loop, at moments fixed beforehand, inside the guest's share, and in a closed loop
     /// above it. Needs root, two cores and the lab's guest image (make build). Takes about 25 minutes, with --quick
     /// about two. A full run writes bench/results/slices.json, a partial run build/bench/slices.json.
-    Slices(Options),
+    Slices(GuestOptions),
     /// Measure what guests gain when viola chooses their classes itself, against classes set by hand and stock scheduling.
     ///
     /// Two web servers are asked in an open loop, three guests beside them compute. Needs root, two cores and the lab's guest
     /// image (make build). Takes about half an hour, with --quick about five minutes. A full run writes
     /// bench/results/auto.json, a partial run build/bench/auto.json.
-    Auto(Options),
+    Auto(GuestOptions),
     /// Measure eight guests with different roles that change, when viola chooses their classes itself.
     ///
     /// A web server, a file server, a database that answers requests of a byte, voice calls, three guests that compute and an idle
     /// one share a core. The roles change twice. Needs root, two cores and the lab's guest image (make build). Takes about two
     /// hours, 23 minutes a round. A full run writes bench/results/mixed.json, a partial run build/bench/mixed.json.
-    Mixed(Options),
+    Mixed(GuestOptions),
     /// Measure replies of one of four VMs on a core under sched_ext, slots and stock scheduling, in an emulated host.
     ///
     /// The host is a QEMU guest whose kernel has sched_ext (scripts/qemu-image.sh --new). Processes in it stand in for

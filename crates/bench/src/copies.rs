@@ -25,13 +25,12 @@ use super::vread::daemon::{Daemon, head};
 use crate::Options;
 use crate::harness::folder::Folder;
 use crate::harness::progress::{Progress, clock};
-use crate::harness::result::{Causes, Results};
+use crate::harness::result::Results;
 use crate::harness::row::{Goal, Row};
 use crate::harness::side::lab_failure;
-use crate::harness::{row, tool};
+use crate::harness::tool;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
-use viola_cli::table;
 
 const NAME: &str = "bench-copies";
 const MIB: usize = 1 << 20;
@@ -151,13 +150,10 @@ pub fn run(options: &Options) -> Outcome {
     }
     drop(progress);
     let guests = "QEMU's emulation, one vCPU, images in memory; neighbours are three spinning threads on the vCPU's core";
-    let mut results = Results::new(rounds, guests, rows(&found));
-    results.explain(&Causes::read("bench/why-copies.toml".as_ref())?);
+    let results = Results::new(rounds, guests, rows(&found));
     let is_whole = !options.quick && rounds >= 5 && options.only.is_none();
     let path = options.path("copies", is_whole);
-    results.write(&path)?;
-    table::print(&row::table(&results.rows).text())?;
-    table::print(&results.summary(&path, "why-copies.toml"))
+    results.publish("copies", &path)
 }
 
 /// Measures both sides of the cells of one disk, in turn.

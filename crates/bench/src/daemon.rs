@@ -12,13 +12,12 @@ use std::time::{Duration, Instant};
 
 use crate::Options;
 use crate::harness::progress::{Progress, clock};
-use crate::harness::result::{Causes, Results};
+use crate::harness::result::Results;
 use crate::harness::row::{Goal, Row};
-use crate::harness::{cpu, row, spawn};
+use crate::harness::{cpu, spawn};
 use viola_cli::client::Client;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
-use viola_cli::table;
 use viola_proto::{CpuTime, Decisions, Status, VmList, VmReport};
 
 /// A cell: number of VMs, vCPUs per VM, and sampling interval in milliseconds.
@@ -117,14 +116,11 @@ pub fn run(options: &Options) -> Outcome {
     }
     drop(progress);
     let rows = rows(&found);
-    table::print(&row::table(&rows).text())?;
     let is_full = rounds >= 5 && cells.len() == CELLS.len() && !options.quick;
     let path = options.path("daemon", is_full);
     let guests = format!("threads that work {WORK_US} us and sleep {SLEEP_US} us, 3 or 4 a VM");
-    let mut results = Results::new(rounds, &guests, rows);
-    results.explain(&Causes::read(Path::new("bench/why-daemon.toml"))?);
-    results.write(&path)?;
-    table::print(&results.summary(&path, "why-daemon.toml"))
+    let results = Results::new(rounds, &guests, rows);
+    results.publish("daemon", &path)
 }
 
 fn rows(found: &[Reading]) -> Vec<Row> {

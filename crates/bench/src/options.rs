@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::harness::vmm::{GuestKind, GuestOption};
 use viola_cli::error::{Failure, Outcome};
 
 /// Rounds of a full run.
@@ -50,6 +51,23 @@ impl Options {
         self.output
             .clone()
             .unwrap_or_else(|| PathBuf::from(folder).join(format!("{name}.json")))
+    }
+}
+
+/// Options of a benchmark that runs on guests of each kind.
+#[derive(Debug, Args)]
+pub struct GuestOptions {
+    #[command(flatten)]
+    pub options: Options,
+    #[command(flatten)]
+    pub guests: GuestOption,
+}
+
+impl GuestOptions {
+    /// Path of the result file. Only a full run with KVM or User Mode Linux replaces that of `bench/results`.
+    pub fn path(&self, name: &str, kind: GuestKind, is_full: bool) -> PathBuf {
+        let is_full = is_full && kind.is_evidence();
+        self.options.path(&kind.result(name), is_full)
     }
 }
 

@@ -2,7 +2,6 @@
 //! `viola-lab bench sim`: measures the speed of the simulator for one host by events, and for fleets of 100, 1,000 and
 //! 10,000 hosts by the fluid model.
 
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -10,12 +9,10 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity}
 
 use crate::Options;
 use crate::harness::progress::{Progress, clock};
-use crate::harness::result::{Causes, Results};
-use crate::harness::row;
+use crate::harness::result::Results;
 use crate::harness::row::{Goal, Row};
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
-use viola_cli::table;
 
 /// Host for the event simulation: 64 VMs on 16 cores.
 const HOST: &str = "crates/sim/scenarios/host64.toml";
@@ -99,13 +96,10 @@ pub fn run(options: &Options) -> Outcome {
     }
     drop(progress);
     let rows = rows(&found);
-    table::print(&row::table(&rows).text())?;
     let is_full = rounds >= 5 && options.only.is_none() && !options.quick;
     let path = options.path("sim", is_full);
-    let mut results = Results::new(rounds, "none: simulated ones", rows);
-    results.explain(&Causes::read(Path::new("bench/why-sim.toml"))?);
-    results.write(&path)?;
-    table::print(&results.summary(&path, "why-sim.toml"))
+    let results = Results::new(rounds, "none: simulated ones", rows);
+    results.publish("sim", &path)
 }
 
 fn measure(cell: Cell) -> Outcome<Cost> {

@@ -24,8 +24,8 @@ pub enum Error {
     /// The kernel for guests with several vCPUs is missing.
     #[error("no kernel for guests with several vCPUs at {0}; run scripts/uml-smp.sh")]
     NoSmpKernel(PathBuf),
-    /// The kernel for QEMU VMs is missing.
-    #[error("no kernel for QEMU VMs at {0}; run scripts/qemu-image.sh")]
+    /// Kernel, initramfs or root disk of QEMU VMs is missing.
+    #[error("no image for QEMU VMs at {0}; run scripts/qemu-image.sh")]
     NoQemuImage(PathBuf),
     /// The Hadoop for guests is missing.
     #[error("no Hadoop at build/hadoop; run scripts/hadoop.sh")]

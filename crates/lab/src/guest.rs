@@ -2,7 +2,6 @@
 //! A running guest.
 
 use std::net::Ipv4Addr;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,12 +17,11 @@ use crate::registration::Registration;
 use crate::relay::{self, Relay};
 use crate::shell::Shell;
 use crate::spec::GuestSpec;
+use crate::start::{AgentLine, Started};
 use crate::wire::{Command, Output, Stat, Workload};
 
 /// Time limit for a reply that needs no work; a guest may share its core with many others.
 const GUEST_REPLY_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time limit for a guest to boot.
-pub(crate) const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for a guest to power off.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit of [`Guest::exec`].
@@ -37,22 +35,11 @@ pub struct Guest {
     channel: Channel,
     shell: Shell,
     agent: PathBuf,
-    _relay: Relay,
+    _relay: Option<Relay>,
     console: PathBuf,
     cgroup: Option<PathBuf>,
+    boot_timeout: Duration,
     _registration: Registration,
-}
-
-/// A started guest: its process and the lab's ends of its serial lines.
-pub(crate) struct Started {
-    pub(crate) child: Child,
-    pub(crate) channel: UnixStream,
-    pub(crate) shell: UnixStream,
-    pub(crate) agent: UnixStream,
-    /// Management folder that its kernel creates.
-    pub(crate) umid: PathBuf,
-    pub(crate) console: PathBuf,
-    pub(crate) cgroup: Option<PathBuf>,
 }
 
 impl Guest {
@@ -63,10 +50,17 @@ impl Guest {
             return Err(failed(std::io::Error::other("its kernel ended at once")));
         };
         let registration = Registration::new(id, &spec.name)?;
-        crate::rearm::start(started.child.id()).map_err(failed)?;
-        let relay = Relay::new(started.agent, &started.umid).map_err(failed)?;
-        let up = relay.up().map_err(failed)?;
-        let channel = Channel::new(started.channel, up).map_err(failed)?;
+        let (agent, relay, channel) = match started.agent {
+            AgentLine::Serial(line, folder) => {
+                crate::rearm::start(started.child.id()).map_err(failed)?;
+                let relay = Relay::new(line, &folder).map_err(failed)?;
+                let up = relay.up().map_err(failed)?;
+                let channel = Channel::new(started.channel, up);
+                (folder.join(relay::SOCKET), Some(relay), channel)
+            }
+            AgentLine::Socket(socket) => (socket, None, Channel::new(started.channel, || ())),
+        };
+        let channel = channel.map_err(failed)?;
         let shell = Shell::new(started.shell).map_err(failed)?;
         let child = Mutex::new(started.child);
         Ok(Self {
@@ -75,10 +69,11 @@ impl Guest {
             child,
             channel,
             shell,
-            agent: started.umid.join(relay::SOCKET),
+            agent,
             _relay: relay,
             console: started.console,
             cgroup: started.cgroup,
+            boot_timeout: started.boot_timeout,
             _registration: registration,
         })
     }
@@ -93,8 +88,8 @@ impl Guest {
         &self.spec
     }
 
-    /// Process id of the guest's kernel, which stays the same over reboots. The main thread is the
-    /// guest's first vCPU.
+    /// Process id of the guest's kernel, or of QEMU, which stays the same over reboots. The main thread of a UML guest's
+    /// kernel is its first vCPU.
     pub fn pid(&self) -> u32 {
         self.id.pid
     }
@@ -113,8 +108,8 @@ impl Guest {
         &self.console
     }
 
-    /// Unix socket at the host end of its agent's line (`/dev/ttyS2` in the guest), for one client
-    /// at a time. It appears shortly after the guest has booted.
+    /// Unix socket at the host end of its agent's line (`/dev/ttyS2` in a UML guest, the port `org.viola.agent.0` of QEMU), for one
+    /// client at a time. It appears shortly after the guest has booted.
     pub fn agent_socket(&self) -> &Path {
         &self.agent
     }
@@ -252,14 +247,14 @@ impl Guest {
     }
 
     pub(crate) fn wait_boot(&self, before: u64) -> Result<()> {
-        if self.channel.wait_up(before, BOOT_TIMEOUT) {
+        if self.channel.wait_up(before, self.boot_timeout) {
             return Ok(());
         }
         // its channel closes shortly before its process ends
         let what = if self.wait_end(Duration::from_secs(1)) {
-            "its kernel ended while booting"
+            "its kernel ended while booting".to_owned()
         } else {
-            "it did not boot within a minute"
+            format!("it did not boot within {} s", self.boot_timeout.as_secs())
         };
         let log = std::fs::read(&self.console).unwrap_or_default();
         let words = last_words(&String::from_utf8_lossy(&log));

@@ -10,7 +10,9 @@ use crate::guest::Guest;
 use crate::holder::{Holder, in_netns};
 use crate::netns_host::NetnsHost;
 use crate::paths::Paths;
-use crate::spec::Spec;
+use crate::qemu::{Accel, Image};
+use crate::spec::{Spec, Vmm};
+use crate::start::start;
 use crate::state::{self, RunDir};
 use crate::uml;
 
@@ -64,6 +66,7 @@ impl Lab {
         check_memory(spec)?;
         let run = RunDir::create(&paths.run, &spec.name)?;
         let folder = run.path().to_path_buf();
+        let spec = &with_accel(spec, paths, &folder, progress)?;
         let holder = Holder::start(spec, host.map(NetnsHost::netns))?;
         progress(&format!(
             "network: {}",
@@ -106,15 +109,11 @@ impl Lab {
             // recorded before it is created: a kill at any moment leaves nothing unknown
             self.record(|state| state.cgroups.push(group))?;
         }
-        let (lab, paths, folder, of) = (
-            self.spec.name.clone(),
-            paths.clone(),
-            self.folder.clone(),
-            spec.clone(),
-        );
+        let (lab, vmm) = (self.spec.name.clone(), self.spec.vmm.clone());
+        let (paths, folder, of) = (paths.clone(), self.folder.clone(), spec.clone());
         let started = self
             .holder
-            .run(move || uml::start(&lab, index, &of, &paths, &folder))??;
+            .run(move || start(&lab, index, &of, &vmm, &paths, &folder))??;
         let guest = Guest::new(spec, started)?;
         let (name, id) = (guest.name().to_owned(), guest.id());
         self.guests.push(guest);
@@ -225,17 +224,42 @@ impl Drop for Lab {
     }
 }
 
-/// Checks that the guests' memory fits into the host's memory file system.
+/// The description with what runs the instructions of its QEMU guests.
+fn with_accel(
+    spec: &Spec,
+    paths: &Paths,
+    folder: &Path,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Spec> {
+    let mut spec = spec.clone();
+    if let Vmm::Qemu(qemu) = &mut spec.vmm
+        && qemu.accel.is_none()
+    {
+        let image = Image::find_from([paths.image.as_path()], "cloud")?;
+        let (accel, why) = Accel::best(&image, folder);
+        qemu.accel = Some(accel);
+        if let Some(why) = why {
+            progress(&format!("the guests are emulated: {why}"));
+        }
+    }
+    Ok(spec)
+}
+
+/// Checks that the guests' memory fits into the host's memory file system, or into the host's memory.
 fn check_memory(spec: &Spec) -> Result<()> {
     let needed: u64 = spec.guests.iter().map(|g| g.memory).sum();
-    let room = rustix::fs::statvfs(uml::MEMORY)
-        .map_err(|e| Error::io("read its free space", uml::MEMORY)(e.into()))?;
-    let free = room.f_bavail.saturating_mul(room.f_frsize);
+    let (of, free) = match spec.vmm {
+        Vmm::Uml => {
+            let room = rustix::fs::statvfs(uml::MEMORY)
+                .map_err(|e| Error::io("read its free space", uml::MEMORY)(e.into()))?;
+            (uml::MEMORY, room.f_bavail.saturating_mul(room.f_frsize))
+        }
+        Vmm::Qemu(_) => ("this host", available_memory()?),
+    };
     if needed > free {
         let what = format!(
-            "the guests need {} MiB, but {} has {} MiB free; give them less memory or enlarge it",
+            "the guests need {} MiB, but {of} has {} MiB free; give them less memory or enlarge it",
             needed >> 20,
-            uml::MEMORY,
             free >> 20
         );
         return Err(Error::Spec {
@@ -244,4 +268,14 @@ fn check_memory(spec: &Spec) -> Result<()> {
         });
     }
     Ok(())
+}
+
+/// Memory of the host that programs can have, in bytes.
+fn available_memory() -> Result<u64> {
+    let file = "/proc/meminfo";
+    let text = std::fs::read_to_string(file).map_err(Error::io("read", file))?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok());
+    let unknown = || Error::io("read", file)(std::io::Error::other("no line MemAvailable"));
+    kib.map(|kib| kib << 10).ok_or_else(unknown)
 }

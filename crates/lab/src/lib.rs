@@ -3,13 +3,14 @@
 //!
 //! A lab is a few User Mode Linux guests: real Linux kernels that run as ordinary processes of the
 //! host, at native speed in user code. The host's scheduler schedules them as it does KVM guests,
-//! on hosts without hardware virtualisation too. They are connected to bridges in a network
+//! on hosts without hardware virtualisation too. With `vmm = "qemu"` they are KVM guests, or emulated
+//! PCs. They are connected to bridges in a network
 //! namespace of their own; the lab changes nothing in the host's network. `scripts/lab-image.sh`
 //! fetches the guest kernel and makes the root file system.
 //!
 //! | module | does |
 //! |---|---|
-//! | `lab`, `guest`, `uml` | start, hold and end guests |
+//! | `lab`, `guest`, `start`, `uml` | start, hold and end guests |
 //! | `spec` | describe a lab, in TOML or in code |
 //! | [`wire`], `channel` | talk to a guest's init by a serial line |
 //! | `holder`, `net`, `netns_host`, `wan` | network namespaces, bridges and cables; a client behind a slow line |
@@ -17,7 +18,7 @@
 //! | `state`, `process`, `cgroup` | find and remove what a killed lab left |
 //! | [`load`], [`media`], [`rtsp`] | clients that measure guests |
 //! | [`hadoop`] | HDFS, HBase and Spark in guests |
-//! | [`qemu`] | QEMU VMs, for features that UML lacks |
+//! | [`qemu`] | QEMU guests of a lab, and QEMU VMs for features that UML lacks |
 //! | `registration` | tells viola which processes are guests |
 //! | `rearm` | works around lost interrupts of UML |
 //!
@@ -56,6 +57,7 @@ mod sched;
 mod server;
 mod shell;
 mod spec;
+mod start;
 mod state;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -73,6 +75,6 @@ pub use paths::{Paths, run_folder};
 pub use sched::set_policy;
 pub use spec::{
     BridgeSpec, DEFAULT_BRIDGE, DEFAULT_MEMORY, DEFAULT_WEIGHT, DiskSpec, GuestSpec, MAX_CPUS,
-    Spec, TapSpec, parse_size,
+    QemuSpec, Spec, TapSpec, Vmm, parse_size,
 };
 pub use wan::{Delay, WanClient};

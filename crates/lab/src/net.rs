@@ -2,7 +2,8 @@
 //! Bridges and cables of a lab, created in the calling thread's network namespace.
 
 use crate::error::{Error, Result};
-use crate::spec::Spec;
+use crate::spec::{Spec, Vmm};
+use crate::tun;
 use viola_netdev::{add_veth, device};
 
 /// Name of the host's interface for NIC number `nic` of guest number `guest`, both from 0. The
@@ -11,13 +12,13 @@ pub fn nic_name(guest: usize, nic: usize) -> String {
     format!("nic{guest}.{nic}")
 }
 
-/// Name of the other end of that cable, a port of its bridge.
+/// Name of the other end of that cable, a port of its bridge; of a QEMU guest, its TAP device.
 pub fn port_name(guest: usize, nic: usize) -> String {
     format!("port{guest}.{nic}")
 }
 
 /// Sets loopback up, creates the bridges with their addresses, and for each NIC a cable from the
-/// guest to its bridge. Leaves a bridge that exists already (in a [`crate::NetnsHost`]) as it is.
+/// guest to its bridge, or a TAP device on the bridge. Leaves a bridge that exists already (in a [`crate::NetnsHost`]) as it is.
 pub(crate) fn build(spec: &Spec) -> Result<()> {
     device::up("lo").map_err(Error::net("taking up lo"))?;
     for bridge in spec.bridges.iter().filter(|b| !device::exists(&b.name)) {
@@ -33,10 +34,16 @@ pub(crate) fn build(spec: &Spec) -> Result<()> {
         for (nic, tap) in of.taps.iter().enumerate() {
             let (end, port) = (nic_name(guest, nic), port_name(guest, nic));
             let failed = |what: &str| Error::net(format!("{what} {end} of guest {}", of.name));
-            add_veth(&end, &port, None).map_err(failed("creating"))?;
+            match spec.vmm {
+                Vmm::Uml => add_veth(&end, &port, None),
+                Vmm::Qemu(_) => tun::add_tap(&port),
+            }
+            .map_err(failed("creating"))?;
             device::add_port(&tap.bridge, &port).map_err(failed("bridging"))?;
             device::up(&port).map_err(failed("taking up"))?;
-            device::up_for_packet_socket(&end).map_err(failed("taking up"))?;
+            if spec.vmm == Vmm::Uml {
+                device::up_for_packet_socket(&end).map_err(failed("taking up"))?;
+            }
         }
     }
     Ok(())

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Error, Result};
 use crate::holder::{Holder, in_netns};
-use crate::spec::{BridgeSpec, DEFAULT_BRIDGE, Spec};
+use crate::spec::{BridgeSpec, DEFAULT_BRIDGE, Spec, Vmm};
 use viola_netdev::{add_veth, device};
 
 /// Prefix length of the common subnet.
@@ -37,6 +37,7 @@ impl NetnsHost {
                 address,
                 prefix: PREFIX,
             }],
+            vmm: Vmm::default(),
         };
         Ok(Self {
             name: name.to_owned(),

@@ -12,17 +12,16 @@ use std::time::{Duration, Instant};
 
 use rows::{AutoReading, Measurements};
 
-use crate::Options;
 use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::{self, Guests, OwnWork, WEB};
 use crate::harness::load::{self, Capacity, Load, LoadOptions, LoadReading};
 use crate::harness::progress::{Progress, clock};
-use crate::harness::result::{Causes, Results};
-use crate::harness::row;
+use crate::harness::result::Results;
 use crate::harness::side::{Active, Guests as Settings, Side};
+use crate::harness::vmm::GuestKind;
+use crate::options::GuestOptions;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
-use viola_cli::table;
 
 /// Guests; the first [`SERVERS`] of them are web servers.
 const VMS: usize = 5;
@@ -48,7 +47,8 @@ pub const MICROSLICE: u32 = 300;
 const SIDES: [Side; 3] = [Side::Stock, Side::Viola(MICROSLICE), Side::Auto];
 
 /// Runs the benchmark, prints the table and writes the result.
-pub fn run(options: &Options) -> Outcome {
+pub fn run(wanted: &GuestOptions) -> Outcome {
+    let options = &wanted.options;
     if options.only.is_some() {
         return Err(Failure::usage("bench auto has one cell; leave --only out"));
     }
@@ -56,7 +56,9 @@ pub fn run(options: &Options) -> Outcome {
     let rounds = options.rounds();
     let auto_time = AUTO_TIME / if options.quick { 2 } else { 1 };
     let round = AROUND_TIME + 2 * WINDOWS as u32 * WINDOW + auto_time + COMPUTE_TIME;
+    let kind = wanted.guests.kind()?;
     let mut bench = Bench {
+        kind,
         progress: Progress::new(round * rounds as u32),
         sampler: ThreadSampler::new()?,
         core: options.core,
@@ -73,19 +75,14 @@ pub fn run(options: &Options) -> Outcome {
         bench.round(number, rounds)?;
     }
     let mut results = Results::new(rounds, &bench.kernel, bench.found.rows());
-    let refused = bench.found.refused;
-    results.disturbed = (refused > 0).then(|| {
-        format!("{refused} windows were left out, because the load generator was late itself")
-    });
-    results.explain(&Causes::read("bench/why-auto.toml".as_ref())?);
-    let path = options.path("auto", !options.quick && rounds >= 5);
+    results.left_out(bench.found.refused);
+    let path = wanted.path("auto", kind, !options.quick && rounds >= 5);
     drop(bench);
-    results.write(&path)?;
-    table::print(&row::table(&results.rows).text())?;
-    table::print(&results.summary(&path, "why-auto.toml"))
+    results.publish("auto", &path)
 }
 
 struct Bench {
+    kind: GuestKind,
     progress: Progress,
     sampler: ThreadSampler,
     core: usize,
@@ -100,7 +97,7 @@ impl Bench {
     fn round(&mut self, number: usize, rounds: usize) -> Outcome {
         let label = format!("round {} of {rounds}", number + 1);
         self.progress.step(&format!("{label}: boot"), AROUND_TIME);
-        let mut guests = guests::boot("bench-auto", VMS, self.core)?;
+        let mut guests = guests::boot("bench-auto", VMS, self.core, self.kind)?;
         if self.kernel.is_empty() {
             self.kernel = guests.kernel()?;
         }

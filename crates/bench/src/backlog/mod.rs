@@ -29,13 +29,11 @@ use trace::Waits;
 use crate::Options;
 use crate::harness::folder::Folder;
 use crate::harness::progress::{Progress, clock};
-use crate::harness::result::{Causes, Results};
-use crate::harness::row;
+use crate::harness::result::Results;
 use crate::harness::row::{Goal, Row};
 use crate::harness::side::lab_failure;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
-use viola_cli::table;
 
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 11);
 /// Address of the receiver behind the long line, in a network namespace of the guest.
@@ -89,13 +87,10 @@ pub fn run(options: &Options) -> Outcome {
     netns.run(measured).map_err(Failure::run)??;
     drop(progress);
     let guests = "QEMU's emulation, two vCPUs, kernel of Debian's backports; neighbours are three spinning threads";
-    let mut results = Results::new(rounds, guests, rows(&found));
-    results.explain(&Causes::read("bench/why-backlog.toml".as_ref())?);
+    let results = Results::new(rounds, guests, rows(&found));
     let is_whole = !options.quick && rounds >= 5 && options.only.is_none();
     let path = options.path("backlog", is_whole);
-    results.write(&path)?;
-    table::print(&row::table(&results.rows).text())?;
-    table::print(&results.summary(&path, "why-backlog.toml"))
+    results.publish("backlog", &path)
 }
 
 fn measure(

@@ -12,6 +12,7 @@ use crate::harness::load::{self, Capacity, Load, LoadOptions, LoadReading};
 use crate::harness::progress::{Progress, clock};
 use crate::harness::side::{Active, Guests as Settings, Side};
 use crate::harness::trace::{self, CoreTrace};
+use crate::harness::vmm::GuestKind;
 use viola_cli::error::Outcome;
 use viola_report::stats::Sorted;
 
@@ -65,7 +66,7 @@ pub struct Measured {
 
 impl Measured {
     /// Boots the guests and measures all sides, in a different order each round.
-    pub fn measure(rounds: usize, core: usize) -> Outcome<Self> {
+    pub fn measure(rounds: usize, core: usize, kind: GuestKind) -> Outcome<Self> {
         let started = Instant::now();
         let cells = SIDES.len() * STATES.len() * rounds;
         let cell = TIMES.cell() + (LOAD_TIME + AROUND_LOAD_TIME) * LOADS.len() as u32;
@@ -79,7 +80,7 @@ impl Measured {
             clock(total)
         ));
         progress.step("booting four guests", BOOT_TIME);
-        let mut guests = guests::boot("demo", VMS, core)?;
+        let mut guests = guests::boot("demo", VMS, core, kind)?;
         let mut sampler = ThreadSampler::new()?;
         let mut measured = Self {
             kernel: guests.kernel()?,

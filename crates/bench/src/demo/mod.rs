@@ -15,6 +15,7 @@ use serde::Serialize;
 use crate::charts::timeline::Stretch;
 use crate::harness::progress::clock;
 use crate::harness::side::Side;
+use crate::harness::vmm::{GuestKind, GuestOption};
 use crate::harness::{cell, guests, machine, row};
 use crate::{need_root, turbo};
 use measured::{LOADS, Measured, SIDES, STATES};
@@ -35,6 +36,8 @@ pub struct Demo {
     /// Core that the guests share.
     #[arg(long, value_name = "CPU", default_value_t = 1)]
     pub core: usize,
+    #[command(flatten)]
+    guests: GuestOption,
     /// Folder for report.html and report.json.
     #[arg(long, value_name = "DIR", default_value = "build")]
     pub output: PathBuf,
@@ -98,10 +101,15 @@ pub fn run(options: &Demo) -> Outcome {
     }
     interrupt::watch()?;
     guests::split_cores(options.core)?;
-    let measured = Measured::measure(options.rounds, options.core)?;
+    let kind = options.guests.kind()?;
+    let measured = Measured::measure(options.rounds, options.core, kind)?;
     let mut report = report(&measured);
     // Also show turbo cores if their guest kernel is already built. A failure here does not affect the report.
-    let (turbo, failed) = match turbo::quick_round(options.core) {
+    let turbo = match kind {
+        GuestKind::Uml => turbo::quick_round(options.core),
+        _ => Ok(Vec::new()),
+    };
+    let (turbo, failed) = match turbo {
         Ok(mut rows) => {
             rows.iter_mut()
                 .for_each(|row| (row.goal, row.met) = (None, None));

@@ -7,6 +7,7 @@ use viola_lab::wire::{Output, Workload};
 use viola_lab::{Guest, Lab, Paths, Spec};
 
 use super::side::lab_failure;
+use super::vmm::{self, GuestKind};
 use viola_cli::error::{Failure, Outcome};
 
 /// Name of the latency-sensitive guest.
@@ -80,8 +81,8 @@ pub fn names(count: usize) -> Vec<String> {
 ///
 /// # Errors
 /// The description is not valid.
-pub fn spec(lab: &str, count: usize, cores: &[usize]) -> Outcome<Spec> {
-    let mut text = format!("[lab]\nname = \"{lab}\"\n");
+pub fn spec(lab: &str, count: usize, cores: &[usize], kind: GuestKind) -> Outcome<Spec> {
+    let mut text = format!("[lab]\nname = \"{lab}\"\n{}", kind.lab_keys());
     for name in names(count) {
         text.push_str(&format!(
             "\n[[guest]]\nname = \"{name}\"\ncores = {cores:?}\n"
@@ -99,8 +100,8 @@ pub fn spec(lab: &str, count: usize, cores: &[usize]) -> Outcome<Spec> {
 ///
 /// # Errors
 /// The guest image is missing, or a guest does not boot.
-pub fn boot(lab: &str, count: usize, core: usize) -> Outcome<Guests> {
-    boot_spec(&spec(lab, count, &[core])?, core)
+pub fn boot(lab: &str, count: usize, core: usize, kind: GuestKind) -> Outcome<Guests> {
+    boot_spec(&spec(lab, count, &[core], kind)?, core)
 }
 
 /// The first core beside that of the guests, for the load; core 0 if there is none.
@@ -157,7 +158,7 @@ impl Guests {
     /// Version of the guest kernel.
     pub fn kernel(&self) -> Outcome<String> {
         let output = self.web().exec(&["uname", "-r"]).map_err(lab_failure)?;
-        Ok(format!("User Mode Linux {}", output.stdout.trim()))
+        Ok(vmm::describe(&self.lab.spec().vmm, output.stdout.trim()))
     }
 
     /// Makes the web server busy with its own work or not, and all others busy for `duty` percent
@@ -317,7 +318,7 @@ mod tests {
     fn four_toml_describes_the_measured_guests() {
         let text = include_str!("../../../../lab/four.toml");
         let mut play = Spec::from_toml(text, "four.toml", Path::new(".")).unwrap();
-        let measured = spec("four", 4, &[1]).unwrap();
+        let measured = spec("four", 4, &[1], GuestKind::Uml).unwrap();
         for guest in &mut play.guests[1..] {
             assert_eq!(guest.workloads, [("hog".to_owned(), Workload::hog())]);
             guest.workloads.clear();

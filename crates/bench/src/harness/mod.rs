@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `side`, `groups`, `guests`, `spawn`, `program` | sides of a comparison: guests, and the measured daemon |
 //! | `cell`, `load` | one measurement of one side: pings and round trips; HTTP in an open or a closed loop |
+//! | `vmm` | what runs the guests: KVM, User Mode Linux or emulation |
 //! | `awake` | keeps the load's cores from halting meanwhile |
 //! | `row`, `result`, `progress` | figures with their goals, the result file, the remaining time |
 //! | `cpu`, `machine`, `trace` | CPU time, the host, context switches |
@@ -26,3 +27,4 @@ pub mod side;
 pub mod spawn;
 pub mod tool;
 pub mod trace;
+pub mod vmm;

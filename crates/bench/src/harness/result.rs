@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::machine;
-use super::row::Row;
+use super::row::{self, Row};
 use viola_cli::error::{Failure, Outcome};
+use viola_cli::table;
 
 /// A result file, `bench/results/NAME.json`.
 #[derive(Debug, Serialize)]
@@ -44,7 +45,7 @@ impl Results {
     }
 
     /// Copies the known causes into rows that missed their goal. A row keeps a cause of its own.
-    pub fn explain(&mut self, causes: &Causes) {
+    fn explain(&mut self, causes: &Causes) {
         for row in self.rows.iter_mut().filter(|r| r.met == Some(false)) {
             let known = causes.of(&row.name).cloned();
             row.why = match (row.why.take(), known) {
@@ -54,9 +55,28 @@ impl Results {
         }
     }
 
+    /// Ends benchmark `name`: adds the known causes of `bench/why-NAME.toml`, writes the file, and prints table and summary.
+    ///
+    /// # Errors
+    /// The causes cannot be read, or the file cannot be written.
+    pub fn publish(mut self, name: &str, path: &Path) -> Outcome {
+        let causes = format!("why-{name}.toml");
+        self.explain(&Causes::read(&Path::new("bench").join(&causes))?);
+        self.write(path)?;
+        table::print(&row::table(&self.rows).text())?;
+        table::print(&self.summary(path, &causes))
+    }
+
+    /// Says how many windows were left out, because the load generator was late itself.
+    pub fn left_out(&mut self, windows: usize) {
+        self.disturbed = (windows > 0).then(|| {
+            format!("{windows} windows were left out, because the load generator was late itself")
+        });
+    }
+
     /// Summary for the terminal: goals reached, and the cause of each missed goal. `causes` names the file in which
     /// causes are written down.
-    pub fn summary(&self, path: &Path, causes: &str) -> String {
+    fn summary(&self, path: &Path, causes: &str) -> String {
         let judged = self.rows.iter().filter(|r| r.met.is_some()).count();
         let missed: Vec<_> = self.rows.iter().filter(|r| r.met == Some(false)).collect();
         let mut text = format!(
@@ -81,7 +101,7 @@ impl Results {
     ///
     /// # Errors
     /// The file or folder cannot be written; the error names the file.
-    pub fn write(&self, path: &Path) -> Outcome {
+    fn write(&self, path: &Path) -> Outcome {
         let failed = |e: &dyn std::fmt::Display| Failure::run(format!("{}: {e}", path.display()));
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).map_err(|e| failed(&e))?;

@@ -16,13 +16,11 @@ use std::time::Duration;
 
 use crate::Options;
 use crate::harness::progress::{Progress, clock};
-use crate::harness::result::{Causes, Results};
-use crate::harness::row;
+use crate::harness::result::Results;
 use crate::harness::row::{Goal, Row};
 use bed::{Reading, TestBed};
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
-use viola_cli::table;
 use viola_sim::lanes::compare::LoadOutcome;
 
 pub use traffic::traffic;
@@ -125,14 +123,10 @@ pub fn run(options: &Options) -> Outcome {
         rows.extend(swap_rows(&swaps));
     }
     rows.retain(Row::is_measured);
-    let mut results = Results::new(rounds, &guests, rows);
-    let causes = "why-lanes.toml";
-    results.explain(&Causes::read(format!("bench/{causes}").as_ref())?);
+    let results = Results::new(rounds, &guests, rows);
     let is_whole = !options.quick && rounds >= 5 && options.only.is_none();
     let path = options.path("lanes", is_whole);
-    results.write(&path)?;
-    table::print(&row::table(&results.rows).text())?;
-    table::print(&results.summary(&path, causes))
+    results.publish("lanes", &path)
 }
 
 fn row(

@@ -15,18 +15,17 @@ use viola_lab::Spec;
 
 use self::roles::{Reading, Role, Set, VMS};
 use self::rows::{Measurements, Phase};
-use crate::Options;
 use crate::auto::{AUTO_TIME, CAPACITY_TIME, LOAD, MICROSLICE, WINDOW, WINDOWS};
 use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::{self, Guests, WEB};
 use crate::harness::load::Capacity;
 use crate::harness::progress::{Progress, clock};
-use crate::harness::result::{Causes, Results};
-use crate::harness::row;
+use crate::harness::result::Results;
 use crate::harness::side::{Active, Guests as Settings, Side, lab_failure};
+use crate::harness::vmm::GuestKind;
+use crate::options::GuestOptions;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
-use viola_cli::table;
 
 /// Phases, in each of which the guests have other roles.
 const PHASES: usize = 3;
@@ -54,7 +53,8 @@ impl Way {
 }
 
 /// Runs the benchmark, prints the table and writes the result.
-pub fn run(options: &Options) -> Outcome {
+pub fn run(wanted: &GuestOptions) -> Outcome {
+    let options = &wanted.options;
     if options.only.is_some() {
         return Err(Failure::usage("bench mixed has one cell; leave --only out"));
     }
@@ -63,7 +63,9 @@ pub fn run(options: &Options) -> Outcome {
     let phases = if options.quick { 1 } else { PHASES };
     let fixed = WINDOWS + HAND_WINDOWS * Set::all().count();
     let round = AROUND_TIME + phases as u32 * (fixed as u32 * WINDOW + AUTO_TIME);
+    let kind = wanted.guests.kind()?;
     let mut bench = Bench {
+        kind,
         progress: Progress::new(round * rounds as u32),
         sampler: ThreadSampler::new()?,
         core: options.core,
@@ -81,19 +83,14 @@ pub fn run(options: &Options) -> Outcome {
         bench.round(number, rounds)?;
     }
     let mut results = Results::new(rounds, &bench.kernel, bench.found.rows());
-    let refused = bench.refused;
-    results.disturbed = (refused > 0).then(|| {
-        format!("{refused} windows were left out, because the load generator was late itself")
-    });
-    results.explain(&Causes::read("bench/why-mixed.toml".as_ref())?);
-    let path = options.path("mixed", !options.quick && rounds >= 5);
+    results.left_out(bench.refused);
+    let path = wanted.path("mixed", kind, !options.quick && rounds >= 5);
     drop(bench);
-    results.write(&path)?;
-    table::print(&row::table(&results.rows).text())?;
-    table::print(&results.summary(&path, "why-mixed.toml"))
+    results.publish("mixed", &path)
 }
 
 struct Bench {
+    kind: GuestKind,
     progress: Progress,
     sampler: ThreadSampler,
     core: usize,
@@ -135,7 +132,7 @@ impl Bench {
     }
 
     fn boot(&mut self) -> Outcome<Guests> {
-        let mut text = "[lab]\nname = \"bench-mixed\"\n".to_owned();
+        let mut text = format!("[lab]\nname = \"bench-mixed\"\n{}", self.kind.lab_keys());
         for name in guests::names(VMS) {
             text.push_str(&format!(
                 "\n[[guest]]\nname = \"{name}\"\ncores = [{}]\n{}",

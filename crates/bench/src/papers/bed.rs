@@ -15,6 +15,7 @@ use super::mpi::Mpi;
 use super::plan::{Experiment, LINES, RATE, Times};
 use crate::harness::guests::{self, Guests, HOG};
 use crate::harness::side::lab_failure;
+use crate::harness::vmm::GuestKind;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_report::stats::Sorted;
@@ -69,11 +70,11 @@ impl TestBed {
     ///
     /// # Errors
     /// A guest or server does not start, or the long line cannot be made.
-    pub fn boot(vms: usize, core: usize) -> Outcome<Self> {
-        let mut spec = guests::spec("bench-papers", vms, &[core])?;
+    pub fn boot(vms: usize, core: usize, kind: GuestKind) -> Outcome<Self> {
+        let mut spec = guests::spec("bench-papers", vms, &[core], kind)?;
         spec.guests
             .iter_mut()
-            .for_each(|of| of.memory = MEMORY_BYTES);
+            .for_each(|of| of.memory = of.memory.max(MEMORY_BYTES));
         let guests = guests::boot_spec(&spec, core)?;
         for (name, server) in [("apache", Workload::apache()), ("media", Workload::media())] {
             guests.web().start(name, server).map_err(lab_failure)?;

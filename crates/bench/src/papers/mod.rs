@@ -16,15 +16,16 @@ use clap::Args;
 use bed::TestBed;
 use plan::{CREDIT, Cell, Experiment, SIDES, SWITCH_TIME, VIOLA, side_name};
 
-use super::Options;
 use super::vpipe::split_patterns;
 use crate::harness::cell::{self, Reading};
 use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::{names, split_cores};
 use crate::harness::progress::{Progress, clock};
-use crate::harness::result::{Causes, Results};
-use crate::harness::row::{self, Row};
+use crate::harness::result::Results;
+use crate::harness::row::Row;
 use crate::harness::side::{Active, Guests as Settings, Side};
+use crate::harness::vmm::GuestKind;
+use crate::options::GuestOptions;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_cli::table;
@@ -33,7 +34,7 @@ use viola_cli::table;
 #[derive(Debug, Args)]
 pub struct Papers {
     #[command(flatten)]
-    options: Options,
+    wanted: GuestOptions,
     /// Do not measure. Print a result file as the book's table "paper | 30 ms | stock | viola".
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rounds", "quick", "only", "output"])]
     table: Option<PathBuf>,
@@ -45,7 +46,7 @@ pub fn run(papers: &Papers) -> Outcome {
         return table::print(&paper::table(file)?);
     }
     super::need_root()?;
-    let options = &papers.options;
+    let (wanted, options) = (&papers.wanted, &papers.wanted.options);
     let patterns = options.only.as_deref().map(split_patterns);
     let mut cells = Cell::of(patterns.as_deref());
     if cells.is_empty() {
@@ -54,7 +55,9 @@ pub fn run(papers: &Papers) -> Outcome {
             "no row name contains `{only}`; try ping, jitter, TCP, Apache, MPI, VoIP, streaming, STREAM, `5 VMs` or `40 %`"
         )));
     }
-    let without_mpi = cells.iter().any(|c| c.part == Experiment::Mpi) && !mpi::is_there()?;
+    let kind = wanted.guests.kind()?;
+    let has_mpi = kind == GuestKind::Uml && mpi::is_there()?;
+    let without_mpi = cells.iter().any(|c| c.part == Experiment::Mpi) && !has_mpi;
     if without_mpi {
         cells.retain(|c| c.part != Experiment::Mpi);
         if cells.is_empty() {
@@ -65,6 +68,7 @@ pub fn run(papers: &Papers) -> Outcome {
     let rounds = options.rounds();
     let total = plan::round(&cells, options.quick) * rounds as u32;
     let mut bench = Bench {
+        kind,
         rounds,
         cells,
         quick: options.quick,
@@ -79,7 +83,7 @@ pub fn run(papers: &Papers) -> Outcome {
         .progress
         .say(&format!("papers: {rounds} rounds, about {}", clock(total)));
     if without_mpi {
-        let note = "papers: without MPI, which scripts/mpi.sh makes";
+        let note = "papers: without MPI, which scripts/mpi.sh makes for UML guests";
         bench.progress.say(note);
     }
     for round in 0..rounds {
@@ -89,18 +93,17 @@ pub fn run(papers: &Papers) -> Outcome {
     }
     let mut results = Results::new(rounds, &bench.kernel, bench.found.rows());
     results.disturbed = cell::disturbance(&bench.readings);
-    results.explain(&Causes::read("bench/why-papers.toml".as_ref())?);
-    let path = options.path(
+    let path = wanted.path(
         "papers",
+        kind,
         options.only.is_none() && !options.quick && rounds >= 5,
     );
     drop(bench);
-    results.write(&path)?;
-    table::print(&row::table(&results.rows).text())?;
-    table::print(&results.summary(&path, "why-papers.toml"))
+    results.publish("papers", &path)
 }
 
 struct Bench {
+    kind: GuestKind,
     rounds: usize,
     cells: Vec<Cell>,
     quick: bool,
@@ -120,7 +123,7 @@ impl Bench {
         let label = format!("round {} of {}: {vms} VMs", round + 1, self.rounds);
         self.progress
             .step(&format!("{label}, boot"), plan::BOOT_TIME);
-        let mut bed = TestBed::boot(vms, self.core)?;
+        let mut bed = TestBed::boot(vms, self.core, self.kind)?;
         if self.kernel.is_empty() {
             self.kernel = bed.guests.kernel()?;
         }

@@ -20,12 +20,10 @@ use viola_lab::qemu::{Image, Program, QemuVm, VmSpec};
 use crate::Options;
 use crate::harness::folder::Folder;
 use crate::harness::progress::{Progress, clock};
-use crate::harness::result::{Causes, Results};
-use crate::harness::row;
+use crate::harness::result::Results;
 use crate::harness::row::{Goal, Row};
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
-use viola_cli::table;
 
 pub use stand::stand;
 
@@ -280,22 +278,10 @@ pub fn run(options: &Options) -> Outcome {
         "processes in a QEMU guest with 3 vCPUs, Linux {kernel}, {} ns per instruction if a row says nothing else",
         1 << MAX_SHIFT
     );
-    let mut results = Results::new(rounds, &guests, rows(&found));
-    results.explain(&Causes::read("bench/why-scx.toml".as_ref())?);
+    let results = Results::new(rounds, &guests, rows(&found));
     let is_whole = !options.quick && rounds >= 5 && options.only.is_none();
     let path = options.path("scx", is_whole);
-    results.write(&path)?;
-    table::print(&row::table(&results.rows).text())?;
-    let missed = results.rows.iter().filter(|r| r.met == Some(false));
-    let mut text = format!("\n{}\n", path.display());
-    for row in missed {
-        let why = row
-            .why
-            .as_deref()
-            .unwrap_or("not explained yet (bench/why-scx.toml)");
-        text.push_str(&format!("missed: {}: {why}\n", row.name));
-    }
-    table::print(&text)
+    results.publish("scx", &path)
 }
 
 /// Name of the mechanism for `stand run`.

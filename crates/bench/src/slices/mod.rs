@@ -18,21 +18,21 @@ use figures::Readings;
 use loads::{BedRun, LoadReadings, LoadSide, Step};
 use plan::{Lab, Plan, SWITCH_TIME, State, order};
 
-use crate::Options;
 use crate::harness::cell::{self, Times};
 use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::WEB;
 use crate::harness::guests::{self, Guests};
 use crate::harness::progress::{Progress, clock};
-use crate::harness::result::{Causes, Results};
-use crate::harness::row;
+use crate::harness::result::Results;
 use crate::harness::side::{Active, Guests as Settings, Side};
+use crate::harness::vmm::GuestKind;
+use crate::options::GuestOptions;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
-use viola_cli::table;
 
 /// Runs the benchmark, prints the table and writes the result.
-pub fn run(options: &Options) -> Outcome {
+pub fn run(wanted: &GuestOptions) -> Outcome {
+    let options = &wanted.options;
     let plan = Plan::new(options.rounds(), options.quick, options.only.as_deref());
     if plan.is_empty() {
         let only = options.only.as_deref().unwrap_or_default();
@@ -41,7 +41,9 @@ pub fn run(options: &Options) -> Outcome {
         )));
     }
     guests::split_cores(options.core)?;
+    let kind = wanted.guests.kind()?;
     let mut bench = Bench {
+        kind,
         progress: Progress::new(plan.estimate()),
         sampler: ThreadSampler::new()?,
         core: options.core,
@@ -77,19 +79,18 @@ pub fn run(options: &Options) -> Outcome {
         .chain(refused)
         .collect();
     results.disturbed = (!disturbed.is_empty()).then(|| disturbed.join("; "));
-    results.explain(&Causes::read("bench/why-slices.toml".as_ref())?);
-    let path = options.path(
+    let path = wanted.path(
         "slices",
+        kind,
         bench.plan.is_whole() && !options.quick && bench.plan.rounds >= 5,
     );
     drop(bench);
-    results.write(&path)?;
-    table::print(&row::table(&results.rows).text())?;
-    table::print(&results.summary(&path, "why-slices.toml"))
+    results.publish("slices", &path)
 }
 
 struct Bench {
     plan: Plan,
+    kind: GuestKind,
     core: usize,
     progress: Progress,
     sampler: ThreadSampler,
@@ -129,11 +130,11 @@ impl Bench {
     fn boot(&self, lab: Lab) -> Outcome<Guests> {
         const NAME: &str = "bench-slices";
         if !lab.has_two_cores {
-            return guests::boot(NAME, lab.vms, self.core);
+            return guests::boot(NAME, lab.vms, self.core, self.kind);
         }
         let mut cores = [self.core, guests::other_core(self.core)?];
         cores.sort_unstable();
-        guests::boot_spec(&guests::spec(NAME, lab.vms, &cores)?, self.core)
+        guests::boot_spec(&guests::spec(NAME, lab.vms, &cores, self.kind)?, self.core)
     }
 
     fn groups(&mut self, round: usize, lab: Lab, label: &str, guests: &mut Guests) -> Outcome {

@@ -19,11 +19,10 @@ use bed::{Reading, TestBed};
 
 use crate::Options;
 use crate::harness::progress::{Progress, clock};
-use crate::harness::result::{Causes, Results};
+use crate::harness::result::Results;
 use crate::harness::{guests, row};
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
-use viola_cli::table;
 
 /// Time to boot the guests and shut them down, and to switch sides.
 const BOOT_TIME: Duration = Duration::from_secs(18);
@@ -248,12 +247,9 @@ pub fn run(options: &Options) -> Outcome {
     let rounds = options.rounds();
     let times = Times::of(options.quick);
     let (found, kernel) = measure(options.core, &Comparison::ALL, times, &measures, rounds)?;
-    let mut results = Results::new(rounds, &kernel, found.rows());
-    results.explain(&Causes::read("bench/why-turbo.toml".as_ref())?);
+    let results = Results::new(rounds, &kernel, found.rows());
     let path = options.path("turbo", !options.quick && rounds >= 5 && measures.is_all());
-    results.write(&path)?;
-    table::print(&row::table(&results.rows).text())?;
-    table::print(&results.summary(&path, "why-turbo.toml"))
+    results.publish("turbo", &path)
 }
 
 /// One short round of all figures, for the demo. Returns nothing if the kernel for guests with several vCPUs is not

@@ -34,10 +34,8 @@ use super::vread::busy;
 use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::split_cores;
 use crate::harness::progress::{Progress, clock};
-use crate::harness::result::{Causes, Results};
-use crate::harness::row;
+use crate::harness::result::Results;
 use viola_cli::error::{Failure, Outcome};
-use viola_cli::table;
 
 const FOLDER: &str = "build/bench/vpipe";
 /// Maximum delay until the daemon reports what a worker sent.
@@ -148,16 +146,13 @@ pub fn run(vpipe: &Vpipe) -> Outcome {
     drop(progress);
     viola_cli::interrupt::check()?;
     let guests = "User Mode Linux, one with the servers and three neighbours on a core; clients and workers on any";
-    let mut results = Results::new(rounds, guests, found.rows());
-    results.explain(&Causes::read("bench/why-vpipe.toml".as_ref())?);
+    let results = Results::new(rounds, guests, found.rows());
     let is_full = options.only.is_none() && !options.quick && rounds >= 5;
     let path = match vpipe.control {
         true => options.path("vpipe-control", false),
         false => options.path("vpipe", is_full),
     };
-    results.write(&path)?;
-    table::print(&row::table(&results.rows).text())?;
-    table::print(&results.summary(&path, "why-*.toml"))?;
+    results.publish("vpipe", &path)?;
     match lab {
         Some(lab) => lab.down().map_err(crate::harness::side::lab_failure),
         None => Ok(()),

@@ -29,8 +29,7 @@ use work::{BLOCK, Phase, SCRATCH, SMALL_FILES, SMALL_FILES_FOLDER, Side, Sizes, 
 use super::Options;
 use crate::harness::cpu::ThreadSampler;
 use crate::harness::progress::{Progress, clock};
-use crate::harness::result::{Causes, Results};
-use crate::harness::row;
+use crate::harness::result::Results;
 use crate::harness::side::lab_failure;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::table;
@@ -109,15 +108,12 @@ pub fn run(vread: &Vread) -> Outcome {
     viola_cli::interrupt::check()?;
 
     let guests = "User Mode Linux; DataNode and client on a core each, daemon and workers on any";
-    let mut results = Results::new(rounds, guests, rows);
-    results.explain(&Causes::read("bench/why-vread.toml".as_ref())?);
+    let results = Results::new(rounds, guests, rows);
     let path = options.path(
         "vread",
         options.only.is_none() && !options.quick && rounds >= 5 && failed.is_none(),
     );
-    results.write(&path)?;
-    table::print(&row::table(&results.rows).text())?;
-    table::print(&results.summary(&path, "why-*.toml"))?;
+    results.publish("vread", &path)?;
     failed.map_or(Ok(()), Err)
 }
 

@@ -51,6 +51,18 @@ impl Image {
         self.0.join("vmlinuz")
     }
 
+    /// The disk with the lab's root file system, for guests of a lab.
+    ///
+    /// # Errors
+    /// [`Error::NoQemuImage`] if it is missing.
+    pub(super) fn root(&self) -> Result<PathBuf> {
+        let root = self.0.join("root.img");
+        match root.is_file() {
+            true => Ok(root),
+            false => Err(Error::NoQemuImage(root)),
+        }
+    }
+
     /// The QEMU to run: `VIOLA_QEMU`, else the one that was fetched with the image, else the host's
     /// own.
     pub fn program(&self) -> PathBuf {

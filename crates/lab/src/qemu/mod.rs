@@ -17,12 +17,16 @@
 //! # Ok::<(), viola_lab::Error>(())
 //! ```
 
+mod accel;
+mod guest;
 mod image;
 mod program;
 mod qmp;
 mod spec;
 mod vm;
 
+pub use accel::{Accel, check_kvm};
+pub(crate) use guest::command;
 pub use image::Image;
 pub use program::Program;
 pub use spec::VmSpec;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Description of a QEMU VM, and QEMU's command line.
 
-use std::path::Path;
+use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::accel::Accel;
 use super::image::Image;
 
 /// Time limit for an emulated VM to boot on a busy core.
@@ -29,7 +31,14 @@ pub struct VmSpec {
     pub incoming: bool,
     /// Time limit for it to boot.
     pub boot_timeout: Duration,
+    /// Hardware virtualisation or emulation.
+    pub accel: Accel,
+    /// A kernel instead of the image's.
+    pub kernel: Option<PathBuf>,
     has_agent: bool,
+    /// The host ends' peers of the command channel and of a shell, which QEMU inherits; `None`: QEMU connects to the socket `lab`,
+    /// and there is no shell.
+    lines: Option<[RawFd; 2]>,
 }
 
 impl VmSpec {
@@ -44,8 +53,18 @@ impl VmSpec {
             kernel_args: Vec::new(),
             incoming: false,
             boot_timeout: BOOT_TIMEOUT,
+            accel: Accel::of_environment(),
+            kernel: None,
             has_agent: false,
+            lines: None,
         }
+    }
+
+    /// Gives the guest these descriptors of QEMU as its command channel and its shell.
+    #[must_use]
+    pub(super) fn lines(mut self, channel: RawFd, shell: RawFd) -> Self {
+        self.lines = Some([channel, shell]);
+        self
     }
 
     /// Sets the memory in MiB.
@@ -108,10 +127,13 @@ impl VmSpec {
     }
 
     /// Adds a virtio NIC on an existing TAP device in the network namespace of the starting thread.
+    /// With KVM the host's kernel moves its packets, where it has vhost-net.
     #[must_use]
     pub fn tap(self, name: &str, mac: &str) -> Self {
+        let has_vhost = self.accel == Accel::Kvm && Path::new("/dev/vhost-net").exists();
+        let vhost = if has_vhost { ",vhost=on" } else { "" };
         self.arg(&format!(
-            "-netdev tap,id={name},ifname={name},script=no,downscript=no \
+            "-netdev tap,id={name},ifname={name},script=no,downscript=no{vhost} \
              -device virtio-net-pci,netdev={name},mac={mac}"
         ))
     }
@@ -153,8 +175,7 @@ impl VmSpec {
     /// QEMU's command line; sockets and the console are in `folder`.
     pub(super) fn words(&self, image: &Image, folder: &Path) -> Vec<String> {
         let at = |what: &str| file_of(folder, &self.name, what);
-        let accel = std::env::var("VIOLA_QEMU_ACCEL").unwrap_or_else(|_| "tcg".into());
-        let cpu = if accel == "kvm" { "host" } else { "max" };
+        let (accel, cpu) = (self.accel, self.accel.cpu());
         let (memory, cpus) = (self.memory, self.cpus);
         let line = format!(
             "-accel {accel} -cpu {cpu} -machine q35,memory-backend=mem -smp {cpus} -m {memory} \
@@ -172,7 +193,8 @@ impl VmSpec {
         for folder in image.firmware() {
             add("-L", folder.display().to_string());
         }
-        add("-kernel", image.kernel().display().to_string());
+        let kernel = self.kernel.clone().unwrap_or_else(|| image.kernel());
+        add("-kernel", kernel.display().to_string());
         add("-initrd", image.initrd().display().to_string());
         let kernel = [
             "console=ttyS0 rdinit=/boot mitigations=off tsc=reliable quiet loglevel=5",
@@ -180,8 +202,20 @@ impl VmSpec {
             &self.kernel_args.join(" "),
         ];
         add("-append", kernel.join(" ").trim_end().to_owned());
-        add("-serial", format!("file:{}", at("log")));
-        add("-chardev", format!("socket,id=lab,path={}", at("lab")));
+        // beside QEMU's own messages, if they go to the same file
+        let log = format!("file,id=log,path={},append=on", at("log"));
+        add("-chardev", log);
+        add("-serial", "chardev:log".into());
+        let channel = match self.lines {
+            None => format!("path={}", at("lab")),
+            Some([channel, shell]) => {
+                add("-chardev", format!("socket,id=shell,fd={shell}"));
+                let name = "org.viola.shell.0";
+                add("-device", format!("virtconsole,chardev=shell,name={name}"));
+                format!("fd={channel}")
+            }
+        };
+        add("-chardev", format!("socket,id=lab,{channel}"));
         add(
             "-device",
             "virtserialport,chardev=lab,name=org.viola.lab.0".into(),

@@ -58,7 +58,7 @@ impl QemuVm {
         let at = |what: &str| PathBuf::from(file_of(folder, &spec.name, what));
         let failed = |what: String| Error::guest(&spec.name, what);
         let io_error = |what: std::io::Error| Error::guest(&spec.name, what.to_string());
-        for stale in ["lab", "agent", "qmp", "lab.qmp", "viola.qmp"] {
+        for stale in ["lab", "agent", "qmp", "lab.qmp", "viola.qmp", "log"] {
             let _ = std::fs::remove_file(at(stale));
         }
         let listener = UnixListener::bind(at("lab")).map_err(Error::io("listen", at("lab")))?;

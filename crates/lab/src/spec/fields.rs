@@ -7,19 +7,21 @@ use serde::{Deserialize, Deserializer};
 
 use super::parse_size;
 
-/// The VMM of the guests. User Mode Linux is the only one.
-#[derive(Default)]
-pub(super) enum Vmm {
+/// Name of the VMM.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum VmmName {
     #[default]
     Uml,
+    Qemu,
 }
 
-impl<'de> Deserialize<'de> for Vmm {
+impl<'de> Deserialize<'de> for VmmName {
     fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
         match String::deserialize(from)?.as_str() {
             "uml" => Ok(Self::Uml),
+            "qemu" => Ok(Self::Qemu),
             other => Err(serde::de::Error::custom(format!(
-                "vmm `{other}` is not supported; use \"uml\" (User Mode Linux), which needs no hardware virtualisation"
+                "vmm `{other}` is not supported; use \"uml\" (User Mode Linux), which needs no hardware virtualisation, or \"qemu\""
             ))),
         }
     }

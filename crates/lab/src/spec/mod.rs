@@ -12,10 +12,13 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::qemu::Accel;
 use crate::wire::Workload;
 
-/// Default memory of a guest in bytes.
+/// Default memory of a UML guest in bytes.
 pub const DEFAULT_MEMORY: u64 = 96 << 20;
+/// Default memory of a QEMU guest in bytes: a PC's kernel and its initramfs need more.
+pub const DEFAULT_QEMU_MEMORY: u64 = 256 << 20;
 /// Largest number of vCPUs of a guest (`CONFIG_NR_CPUS` of lab/uml-smp.config).
 pub const MAX_CPUS: u32 = 4;
 /// Default weight of a guest, as in cgroup v2's `cpu.weight`.
@@ -32,6 +35,27 @@ pub struct Spec {
     pub guests: Vec<GuestSpec>,
     /// Bridges in the order written.
     pub bridges: Vec<BridgeSpec>,
+    /// What runs the guests.
+    pub vmm: Vmm,
+}
+
+/// What runs the guests of a lab.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Vmm {
+    /// User Mode Linux, which needs no hardware virtualisation.
+    #[default]
+    Uml,
+    /// QEMU.
+    Qemu(QemuSpec),
+}
+
+/// How QEMU runs the guests of a lab.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct QemuSpec {
+    /// Hardware virtualisation or emulation; `None`: KVM where it runs guests, else emulation.
+    pub accel: Option<Accel>,
+    /// A kernel (`bzImage`) instead of Debian's. The drivers for its virtio devices and ext4 have to be built in.
+    pub kernel: Option<PathBuf>,
 }
 
 /// One guest.
@@ -41,16 +65,16 @@ pub struct GuestSpec {
     pub name: String,
     /// Memory in bytes, at least 32 MiB.
     pub memory: u64,
-    /// vCPUs, 1 to [`MAX_CPUS`]. More than one needs the kernel that `scripts/uml-smp.sh` makes.
+    /// vCPUs, 1 to [`MAX_CPUS`]. More than one needs the kernel that `scripts/uml-smp.sh` makes, unless QEMU runs it.
     pub cpus: u32,
     /// Host cores on which it may run; empty: any.
     pub cores: Vec<usize>,
     /// CPU weight, 1 to 10000, default 100. A guest with a weight gets a cpu cgroup of its own,
     /// others stay in the root group.
     pub weight: Option<u32>,
-    /// Disks, in the guest `/dev/ubda`, `/dev/ubdb`...
+    /// Disks, in the guest `/dev/ubda`, `/dev/ubdb`..., with QEMU `/dev/vda`, `/dev/vdb`...
     pub disks: Vec<DiskSpec>,
-    /// NICs, in the guest `vec0`, `vec1`...
+    /// NICs, in the guest `vec0`, `vec1`..., with QEMU `eth0`, `eth1`...
     pub taps: Vec<TapSpec>,
     /// Workloads to start after boot, in this order.
     pub workloads: Vec<(String, Workload)>,

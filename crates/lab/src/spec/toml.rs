@@ -9,9 +9,13 @@ use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 
 use super::check::{Place, Problem, check};
-use super::fields::{Mac, Size, Subnet, Vmm};
-use super::{BridgeSpec, DEFAULT_BRIDGE, DEFAULT_MEMORY, DiskSpec, GuestSpec, Spec, TapSpec};
+use super::fields::{Mac, Size, Subnet, VmmName};
+use super::{
+    BridgeSpec, DEFAULT_BRIDGE, DEFAULT_MEMORY, DEFAULT_QEMU_MEMORY, DiskSpec, GuestSpec, QemuSpec,
+    Spec, TapSpec, Vmm,
+};
 use crate::error::{Error, Result};
+use crate::qemu::Accel;
 use crate::wire::Workload;
 
 #[derive(Deserialize)]
@@ -29,7 +33,9 @@ struct File {
 struct LabTable {
     name: String,
     #[serde(default)]
-    vmm: Vmm,
+    vmm: VmmName,
+    accel: Option<Accel>,
+    kernel: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -129,7 +135,28 @@ pub(super) fn read(text: &str, origin: &str, folder: &Path) -> Result<Spec> {
     let file: File =
         toml::from_str(text).map_err(|e| at(e.span(), e.message().trim().replace('\n', " ")))?;
     let lab = file.lab.get_ref();
-    let Vmm::Uml = lab.vmm;
+    let (vmm, default_memory) = match lab.vmm {
+        VmmName::Uml => (Vmm::Uml, DEFAULT_MEMORY),
+        VmmName::Qemu => {
+            let qemu = QemuSpec {
+                accel: lab.accel,
+                kernel: lab.kernel.as_ref().map(|path| folder.join(path)),
+            };
+            (Vmm::Qemu(qemu), DEFAULT_QEMU_MEMORY)
+        }
+    };
+    for (key, is_given) in [
+        ("accel", lab.accel.is_some()),
+        ("kernel", lab.kernel.is_some()),
+    ] {
+        if is_given && vmm == Vmm::Uml {
+            let span = key_in(text, file.lab.span(), key);
+            return Err(at(
+                Some(span),
+                format!("`{key}` is for guests with vmm = \"qemu\""),
+            ));
+        }
+    }
     let mut bridges: Vec<BridgeSpec> = file
         .bridges
         .iter()
@@ -186,7 +213,7 @@ pub(super) fn read(text: &str, origin: &str, folder: &Path) -> Result<Spec> {
         }
         guests.push(GuestSpec {
             name: table.name.clone(),
-            memory: table.memory.as_ref().map_or(DEFAULT_MEMORY, |m| m.0),
+            memory: table.memory.as_ref().map_or(default_memory, |m| m.0),
             cpus: table.cpus.unwrap_or(1),
             cores: table.cores.clone(),
             weight: table.weight,
@@ -208,6 +235,7 @@ pub(super) fn read(text: &str, origin: &str, folder: &Path) -> Result<Spec> {
         name: lab.name.clone(),
         guests,
         bridges,
+        vmm,
     };
     check(&spec).map_err(problem)?;
     Ok(spec)
@@ -336,137 +364,4 @@ fn key_in(text: &str, table: Range<usize>, key: &str) -> Range<usize> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn error(text: &str) -> String {
-        Spec::from_toml(text, "x.toml", Path::new("/d"))
-            .unwrap_err()
-            .to_string()
-    }
-
-    fn good(text: &str) -> Spec {
-        Spec::from_toml(text, "x.toml", Path::new("/d")).unwrap()
-    }
-
-    #[test]
-    fn guests_get_the_next_free_addresses() {
-        let spec = good(
-            "[lab]\nname='t'\n[[guest]]\nname='a'\n[[guest]]\nname='b'\ntaps=[{address='10.77.0.12/24'}]\n[[guest]]\nname='c'\n",
-        );
-        let addresses: Vec<String> = spec
-            .guests
-            .iter()
-            .map(|g| g.taps[0].address.to_string())
-            .collect();
-        assert_eq!(addresses, ["10.77.0.11", "10.77.0.12", "10.77.0.13"]);
-        assert_eq!(spec.guests[2].taps[0].mac, [2, 0, 10, 77, 0, 13]);
-    }
-
-    #[test]
-    fn nics_are_spread_over_the_bridges() {
-        let spec = good(
-            "[lab]\nname='t'\n[[bridge]]\nname='br0'\naddress='10.77.0.1/24'\n[[bridge]]\nname='br1'\naddress='10.78.0.1/24'\n[[guest]]\nname='a'\ntaps=3\n",
-        );
-        let bridges: Vec<&str> = spec.guests[0]
-            .taps
-            .iter()
-            .map(|t| t.bridge.as_str())
-            .collect();
-        assert_eq!(bridges, ["br0", "br1", "br0"]);
-    }
-
-    #[test]
-    fn a_relative_image_is_relative_to_the_file() {
-        let spec =
-            good("[lab]\nname='t'\n[[guest]]\nname='a'\ndisks=[{image='x.img',size='1M'}]\n");
-        assert_eq!(spec.guests[0].disks[0].image, Path::new("/d/x.img"));
-        assert_eq!(spec.guests[0].disks[0].size, Some(1 << 20));
-    }
-
-    #[test]
-    fn an_unknown_key_is_reported_with_its_line() {
-        let text = error("[lab]\nname='t'\n[[guest]]\nname='a'\nmemroy='96M'\n");
-        assert!(
-            text.starts_with("x.toml: line 5: unknown field `memroy`"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn a_bad_unit_is_reported_with_its_line() {
-        let text = error("[lab]\nname='t'\n[[guest]]\nname='a'\nmemory='96MB'\n");
-        assert_eq!(
-            text,
-            "x.toml: line 5: size `96MB` has the unit `MB`; use K, M or G"
-        );
-    }
-
-    #[test]
-    fn a_duplicate_name_is_reported_with_its_line() {
-        let text =
-            error("[lab]\nname='t'\n[[guest]]\nname='a'\n[[guest]]\nmemory='64M'\nname='a'\n");
-        assert_eq!(text, "x.toml: line 7: `name`: two guests are called `a`");
-    }
-
-    #[test]
-    fn an_address_outside_the_bridge_is_reported_with_its_line() {
-        let text = error("[lab]\nname='t'\n[[guest]]\nname='a'\ntaps=[{address='10.9.0.2/24'}]\n");
-        assert_eq!(
-            text,
-            "x.toml: line 5: `taps`: address 10.9.0.2/24 is not in the subnet of bridge `br0` (10.77.0.1/24)"
-        );
-    }
-
-    #[test]
-    fn an_unknown_vmm_is_refused() {
-        let text = error("[lab]\nname='t'\nvmm='kvm'\n");
-        assert!(
-            text.starts_with("x.toml: line 3: vmm `kvm` is not supported"),
-            "{text}"
-        );
-        assert!(text.contains("\"uml\""), "{text}");
-    }
-
-    #[test]
-    fn a_wrong_workload_is_reported_with_its_line() {
-        let text = error(
-            "[lab]\nname='t'\n[[guest]]\nname='a'\n[[guest.workloads]]\nkind='hog'\ndutty=3\n",
-        );
-        assert!(
-            text.contains("dutty") && text.starts_with("x.toml: line 5: workload"),
-            "{text}"
-        );
-        let text = error(
-            "[lab]\nname='t'\n[[guest]]\nname='a'\n[[guest.workloads]]\nkind='hog'\nduty=300\n",
-        );
-        assert!(
-            text.contains("`duty` is 300; it must be 1 to 100"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn a_workload_is_named_after_its_kind_by_default() {
-        let spec = good(
-            "[lab]\nname='t'\n[[guest]]\nname='a'\nworkloads=[{kind='echo'},{kind='hog',name='h2',duty=40}]\n",
-        );
-        let names: Vec<&str> = spec.guests[0]
-            .workloads
-            .iter()
-            .map(|w| w.0.as_str())
-            .collect();
-        assert_eq!(names, ["echo", "h2"]);
-    }
-
-    #[test]
-    fn default_guests_are_alike() {
-        let spec = Spec::of_guests("four", 4, &[1]).unwrap();
-        assert_eq!(spec.guests.len(), 4);
-        assert!(
-            spec.guests
-                .iter()
-                .all(|g| g.cores == [1] && g.memory == DEFAULT_MEMORY)
-        );
-    }
-}
+mod tests;

@@ -14,11 +14,12 @@ pub fn run() -> Result<(), String> {
     if let Err(sentence) = prepare() {
         eprintln!("viola-guest: {sentence}");
     }
-    let mut channel = start("serve")?.id();
-    let mut shell = match crate::has_ports() {
-        true => 0,
-        false => start("shell")?.id(),
+    let mut channel = start(&["serve"])?.id();
+    let start_shell = || match crate::shell_terminal() {
+        Some(terminal) => start(&["shell", terminal]).map(|child| child.id()),
+        None => Ok(0),
     };
+    let mut shell = start_shell()?;
     loop {
         let ended = match rustix::process::wait(rustix::process::WaitOptions::empty()) {
             Ok(Some((pid, _))) => pid.as_raw_nonzero().get().cast_unsigned(),
@@ -26,7 +27,7 @@ pub fn run() -> Result<(), String> {
         };
         if ended == shell && ended != 0 {
             std::thread::sleep(Duration::from_millis(200));
-            shell = start("shell")?.id();
+            shell = start_shell()?;
         } else if ended == channel {
             // the lab has closed the channel, or the server failed: the guest cannot be reached any
             // more
@@ -38,11 +39,11 @@ pub fn run() -> Result<(), String> {
     }
 }
 
-fn start(what: &str) -> Result<Child, String> {
+fn start(words: &[&str]) -> Result<Child, String> {
     Command::new("/init")
-        .arg(what)
+        .args(words)
         .spawn()
-        .map_err(|e| format!("cannot start /init {what}: {e}"))
+        .map_err(|e| format!("cannot start /init {}: {e}", words.join(" ")))
 }
 
 fn prepare() -> Result<(), String> {

@@ -25,6 +25,7 @@ mod serve;
 mod shell;
 mod work;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Serial line of the command channel (UML's ssl0).
@@ -33,6 +34,9 @@ const CHANNEL: &str = "/dev/ttyS0";
 const CHANNEL_PORT: &str = "/dev/virtio-ports/org.viola.lab.0";
 /// Serial line of the shell (UML's ssl1).
 const SHELL: &str = "/dev/ttyS1";
+/// Console of the shell in a QEMU guest of a lab, and the name by which its port shows that there is one.
+const SHELL_CONSOLE: &str = "/dev/hvc0";
+const SHELL_PORT: &str = "/dev/virtio-ports/org.viola.shell.0";
 /// Serial line of the guest agent (UML's ssl2).
 const AGENT: &str = "/dev/ttyS2";
 /// Virtio-serial port of the guest agent in a QEMU guest.
@@ -40,10 +44,17 @@ const AGENT_PORT: &str = "/dev/virtio-ports/org.viola.agent.0";
 /// Folder of the workloads' counters and files.
 const RUN: &str = "/run/viola";
 
-/// Whether this is a QEMU guest, which has virtio-serial ports instead of serial lines, and no
-/// shell.
+/// Whether this is a QEMU guest, which has virtio-serial ports instead of serial lines.
 fn has_ports() -> bool {
-    std::path::Path::new(CHANNEL_PORT).exists()
+    Path::new(CHANNEL_PORT).exists()
+}
+
+/// The terminal of the shell, if there is one.
+fn shell_terminal() -> Option<&'static str> {
+    match has_ports() {
+        false => Some(SHELL),
+        true => Path::new(SHELL_PORT).exists().then_some(SHELL_CONSOLE),
+    }
 }
 
 fn main() -> ExitCode {
@@ -52,7 +63,7 @@ fn main() -> ExitCode {
     let done = match args.get(1..).unwrap_or_default() {
         _ if std::process::id() == 1 => init::run(),
         ["serve"] => serve::run(),
-        ["shell"] => shell::run(),
+        ["shell", terminal] => shell::run(terminal),
         ["work", name, json] => work::run(name, json),
         _ => Err("viola-guest is the init of a lab guest; it does nothing on a host".into()),
     };

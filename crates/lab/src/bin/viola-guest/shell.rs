@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The interactive shell on the second serial line.
+//! The interactive shell on the second serial line, or on a console of QEMU.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use crate::SHELL;
-
-pub fn run() -> Result<(), String> {
-    let text = |e: &dyn std::fmt::Display| format!("{SHELL}: {e}");
+pub fn run(terminal: &str) -> Result<(), String> {
+    let text = |e: &dyn std::fmt::Display| format!("{terminal}: {e}");
     rustix::process::setsid().map_err(|e| text(&e))?;
     let tty = std::fs::OpenOptions::new()
         .read(true)
         .write(true)
-        .open(SHELL)
+        .open(terminal)
         .map_err(|e| text(&e))?;
     rustix::process::ioctl_tiocsctty(&tty).map_err(|e| text(&e))?;
     rustix::stdio::dup2_stdin(&tty).map_err(|e| text(&e))?;

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What `make run` does on a host with KVM: an emulated PC with nested KVM, whose clock counts instructions, runs `viola-lab demo`.
+//! Part of `make test-beds`, where it has to be named. Needs root, the images of `scripts/qemu-image.sh` and
+//! `scripts/debian-image.sh`, and release builds of `viola` and `viola-lab`.
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use viola_lab::qemu::{Image, QemuVm, VmSpec};
+use viola_lab::testing::core_of_counting_pc;
+
+/// Time limit of a script of the emulated host.
+const SCRIPT_TIMEOUT: Duration = Duration::from_secs(3600);
+
+fn run(program: &str, args: &[&str]) {
+    let done = Command::new(program).args(args).output().unwrap();
+    let text = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{program} {args:?}: {text}");
+}
+
+/// A disk with the programs, the lab's image, and what its QEMU guests need.
+fn disk(folder: &Path) -> PathBuf {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let tree = folder.join("tree");
+    let text = |path: &Path| path.display().to_string();
+    for name in ["bin", "cloud"] {
+        std::fs::create_dir_all(tree.join(name)).unwrap();
+    }
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(top.join("target"), PathBuf::from);
+    for name in ["viola", "viola-lab"] {
+        let program = target.join("release").join(name);
+        assert!(
+            program.exists(),
+            "there is no {}; run `make build`",
+            program.display()
+        );
+        run(
+            "strip",
+            &["-o", &text(&tree.join("bin").join(name)), &text(&program)],
+        );
+    }
+    for name in ["vmlinuz", "initrd.img", "root.img"] {
+        let from = top.join("build/qemu/cloud").join(name);
+        assert!(
+            from.exists(),
+            "there is no {}; run scripts/qemu-image.sh",
+            from.display()
+        );
+        run(
+            "cp",
+            &["--sparse=always", &text(&from), &text(&tree.join("cloud"))],
+        );
+    }
+    let image = top.join("build/lab/current/.");
+    run("cp", &["-a", &text(&image), &text(&tree.join("lab"))]);
+    let disk = folder.join("lab.img");
+    std::fs::File::create(&disk)
+        .unwrap()
+        .set_len(2 << 30)
+        .unwrap();
+    run(
+        "/usr/sbin/mkfs.ext4",
+        &["-q", "-d", &text(&tree), &text(&disk)],
+    );
+    std::fs::remove_dir_all(tree).unwrap();
+    disk
+}
+
+#[test]
+#[ignore = "boots an emulated PC with VMs in it: make test-beds ARGS=qemu_kvm"]
+fn the_demo_measures_kvm_guests() {
+    let begin = Instant::now();
+    let folder = tempfile::tempdir().unwrap();
+    let image = Image::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))], "debian");
+    let image = image.unwrap_or_else(|e| panic!("{e}; run scripts/debian-image.sh"));
+    let root = image.kernel().with_file_name("root.img");
+    let mut spec = VmSpec::new("kvm-host")
+        .memory(3072)
+        .cpus(2)
+        .icount(0)
+        .disk("root", &root, "raw,snapshot=on")
+        .disk("lab", &disk(folder.path()), "raw,readonly=on");
+    spec.cores = vec![core_of_counting_pc()];
+    spec.boot_timeout = SCRIPT_TIMEOUT;
+    spec.kernel_args.push("net.ifnames=0".into());
+    let machine = QemuVm::start(&spec, &image, folder.path()).unwrap_or_else(|e| panic!("{e}"));
+    println!("{:.0} s: the host is up", begin.elapsed().as_secs_f32());
+    let sh = |script: &str| {
+        let output = machine.exec(script, SCRIPT_TIMEOUT).unwrap();
+        let is_good = !output.timed_out && output.status == 0;
+        assert!(is_good, "{script}: {output:?}");
+        output
+    };
+    let said = sh("mount -o ro /dev/vdb /mnt; ls -l /dev/kvm; cd /root; \
+        export VIOLA_LAB_IMAGE=/mnt/lab VIOLA_QEMU_IMAGE=/mnt/cloud VIOLA_QEMU=/usr/bin/qemu-system-x86_64; \
+        date +%s; time /mnt/bin/viola-lab demo --rounds 1 --output /root/out; date +%s");
+    println!(
+        "{:.0} s: {}\n{}",
+        begin.elapsed().as_secs_f32(),
+        said.stdout,
+        said.stderr
+    );
+    let report: Value = serde_json::from_str(&sh("cat /root/out/report.json").stdout).unwrap();
+    let guests = report["guests"].as_str().unwrap();
+    assert!(guests.starts_with("KVM, Linux "), "{guests}");
+    let rows = report["rows"].as_array().unwrap();
+    assert!(!rows.is_empty());
+    for row in rows {
+        for side in ["stock", "viola 0.3 ms"] {
+            let median = row["sides"][side]["median"].as_f64();
+            assert!(median.is_some_and(f64::is_finite), "{side}: {row}");
+        }
+    }
+    // Nothing is left of the lab.
+    sh("! pgrep -f qemu-system; ! ls /run/viola-lab/demo; ! ip netns list | grep .");
+}
