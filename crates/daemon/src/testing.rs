@@ -117,6 +117,8 @@ pub fn view(names: &[&str]) -> crate::api::view::View {
         packet_delay: Some(delay(10_000, 4_000_000, 17_000_000)),
         packet_delay_absent: None,
         wake_delay: Some(delay(1_000, 1_280, 6_000_000)),
+        answer_time: None,
+        connect_time: None,
         residual_wait: Some(ResidualWait {
             mean_ns: 600_000,
             p50_ns: 0,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The meter: follows the VMs of an inventory and takes snapshots of their time and traffic.
 
+mod answers;
 mod delays;
 mod groups;
 mod packets;
@@ -13,6 +14,8 @@ use viola_host::{Vm, VmId, counters};
 
 use crate::acct::{AccountTimes, Acct, AcctError, MAX_ACCOUNTS, MAX_VMS, Role};
 use crate::snapshot::{Snapshot, Times, Traffic, VmSample};
+pub use answers::AnswerTimes;
+use answers::MeasuredAnswers;
 pub use delays::Delays;
 use groups::{
     DelayLogs, Reading, SECOND, ThreadGroup, TimeSource, TrackedVm, difference, enrol, now, sample,
@@ -48,6 +51,7 @@ pub struct Meter {
     disks_at: u64,
     disks: IoFiles,
     nics: WatchedNics,
+    answers: MeasuredAnswers,
     history: VecDeque<Snapshot>,
 }
 
@@ -85,6 +89,7 @@ impl Meter {
             disks_at: 0,
             disks: IoFiles::default(),
             nics: WatchedNics::default(),
+            answers: MeasuredAnswers::Unwanted,
             history: VecDeque::new(),
         }
     }
@@ -319,6 +324,7 @@ impl Meter {
             }
             t.traffic = Some(total);
         }
+        self.log_answers(at);
         self.history.push_back(snapshot);
         &self.history[self.history.len() - 1]
     }

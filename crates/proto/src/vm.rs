@@ -106,6 +106,13 @@ pub struct VmReport {
     /// Absent without BPF.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wake_delay: Option<Delay>,
+    /// Times of the VM's answers over the last 10 s, as they pass its NIC: from the first byte of a TCP request until the first byte of
+    /// the answer. Measured only while a class is set for some time (`viola try`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer_time: Option<Delay>,
+    /// Times of new TCP connections over the last 10 s: from the SYN until the VM's SYN-ACK. Measured like `answer_time`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connect_time: Option<Delay>,
     /// How long a vCPU still waits for a core at a random moment of the last 10 s. Absent without BPF.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residual_wait: Option<ResidualWait>,

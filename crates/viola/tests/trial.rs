@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::guests::{HOG, Rig, within};
 use common::{stderr, stdout};
-use viola_lab::load::{Ping, ping};
+use viola_lab::load::{Arrivals, Http, Ping, http, ping};
 use viola_proto::{Class, VmList};
 
 /// The shortest trial: 8 pairs of windows.
@@ -82,7 +82,8 @@ fn class_auto_is_proved_and_no_kill_leaves_half_a_trial() {
 #[test]
 #[ignore = "a test bed: make test-beds"]
 fn a_trial_finds_the_gain_of_a_vm_and_no_loss_of_others_and_leaves_nothing_behind() {
-    let rig = Rig::boot(&[("va", HOG), ("vb", HOG), ("vc", HOG)], "");
+    let serves = "workloads = [{ kind = 'hog' }, { kind = 'nginx' }]";
+    let rig = Rig::boot(&[("va", serves), ("vb", HOG), ("vc", HOG)], "");
     within(Duration::from_secs(10), "the daemon finds the VMs", || {
         let list: VmList = rig.daemon.json(&["vms"]);
         let is_found = |name| list.vms.iter().any(|vm| vm.name == name);
@@ -90,10 +91,20 @@ fn a_trial_finds_the_gain_of_a_vm_and_no_loss_of_others_and_leaves_nothing_behin
     });
     let to = rig.guest("va").address().unwrap();
     let options = pings(LENGTH + Duration::from_secs(8));
+    // Each request on a connection of its own.
+    let requests = Http {
+        arrivals: Arrivals::poisson(40.0),
+        connections: 64,
+        requests: usize::MAX,
+        limit: LENGTH + Duration::from_secs(8),
+        ..Http::default()
+    };
     let done = std::thread::scope(|scope| {
         let pings = scope.spawn(|| ping(&rig.lab, to, &options).unwrap());
+        let answers = scope.spawn(|| http(&rig.lab, to, &requests).unwrap());
         let done = rig.daemon.ask(&["try", "va", "--for", "192s", "--json"]);
         pings.join().unwrap();
+        assert_eq!(answers.join().unwrap().first_failure, None);
         done
     });
     assert!(done.status.success(), "{}", stderr(&done));
@@ -107,6 +118,11 @@ fn a_trial_finds_the_gain_of_a_vm_and_no_loss_of_others_and_leaves_nothing_behin
             && of("va")["p99_ns"]["ratio"].as_f64().unwrap() < 0.7,
         "{report:#}"
     );
+    for figure in ["answer_p50_ns", "connect_p50_ns"] {
+        let high = of("va")[figure]["high"].as_f64();
+        assert!(high.is_some_and(|high| high < 1.0), "{figure}: {report:#}");
+        assert!(of("vb")[figure].is_null(), "{figure}: {report:#}");
+    }
     for name in ["vb", "vc"] {
         let ratio = of(name)["used"]["ratio"].as_f64().unwrap();
         assert!((0.95..1.1).contains(&ratio), "{name}: {report:#}");

@@ -88,6 +88,8 @@ fn report(state: VmState<'_>, share: f64, meter: &Meter, recent: &Recent) -> VmR
     by_vcpu.iter().for_each(|vcpu| waits.merge(vcpu));
     let (delays, unseen) = (meter.delays(&vm.id), meter.unseen(&vm.id));
     let packets = delays.as_ref().filter(|_| unseen.is_none());
+    let answers = meter.answer_times(&vm.id);
+    let answers = answers.as_ref().filter(|_| unseen.is_none());
     let sample = recent.vm(&vm.id);
     let total = sample.map(VmSample::vcpu_total).unwrap_or_default();
     let traffic = sample.map(|s| s.traffic).unwrap_or_default();
@@ -123,6 +125,8 @@ fn report(state: VmState<'_>, share: f64, meter: &Meter, recent: &Recent) -> VmR
         packet_delay: packets.map(|delays| delay(&delays.packets)),
         packet_delay_absent: unseen.map(|why| why.to_string()),
         wake_delay: delays.as_ref().map(|delays| delay(&delays.wakes)),
+        answer_time: answers.map(|times| delay(&times.answers)),
+        connect_time: answers.map(|times| delay(&times.connects)),
         residual_wait: residual_wait(&waits),
         wakes_per_s: recent.per_s(total.wakes),
         net_bytes_per_s: recent.per_s(traffic.rx_bytes + traffic.tx_bytes),

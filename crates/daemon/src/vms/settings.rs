@@ -323,6 +323,11 @@ impl Settings {
         Ok(())
     }
 
+    /// Whether a VM has a class for some time.
+    pub fn has_temporary(&self) -> bool {
+        !self.temporary.is_empty()
+    }
+
     /// Ends the temporary classes whose time is over. Returns the identities of their VMs.
     pub fn end_temporary(&mut self, now: Instant) -> Vec<String> {
         let is_over = |(id, (_, until)): (&String, &(ClassSetting, Instant))| {

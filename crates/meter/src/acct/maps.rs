@@ -23,7 +23,7 @@ pub struct MapError {
 }
 
 /// `len` values of `T` shared with the kernel.
-struct Shared<T> {
+pub(super) struct Shared<T> {
     at: NonNull<T>,
     len: usize,
 }
@@ -35,7 +35,7 @@ unsafe impl<T> Send for Shared<T> {}
 unsafe impl<T> Sync for Shared<T> {}
 
 impl<T: Copy> Shared<T> {
-    fn map(
+    pub(super) fn map(
         fd: BorrowedFd<'_>,
         len: usize,
         writable: bool,
@@ -78,7 +78,7 @@ impl<T: Copy> Shared<T> {
         unsafe { self.at.as_ptr().add(index) }
     }
 
-    fn read(&self, index: usize) -> T {
+    pub(super) fn read(&self, index: usize) -> T {
         // SAFETY: in bounds and mapped; T is plain integers, of which each is read whole.
         unsafe { self.ptr(index).read_volatile() }
     }

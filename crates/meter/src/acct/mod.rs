@@ -5,6 +5,7 @@
 //! them takes no system call: [`Accounts`] and [`Delays`] for the meter, [`CoreView`] for a slot controller. The controller gets events (a VM
 //! woke or blocked, a packet came, a thread was created) through [`Ring`].
 
+mod answers;
 mod layout;
 mod maps;
 #[cfg(test)]
@@ -16,6 +17,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, ProgramInput};
 
+pub use answers::{AnswerCounters, AnswerMeter};
 pub use layout::{
     Account, AccountTimes, CoreCtl, CoreVm, Event, EventKind, HIST_BUCKETS, HistCounters,
     MAX_ACCOUNTS, MAX_NICS, MAX_VMS, NO_VM, NotifyIo, VmDelay, bucket_bounds, bucket_of,

@@ -63,9 +63,15 @@ pub struct Try {
     /// The class: ls or turbo.
     #[arg(long, value_parser = tried_class, default_value = "ls")]
     pub class: ClassSetting,
+    /// Try what class auto has chosen by now: all VMs that have a class by its choice.
+    #[arg(long, conflicts_with_all = ["vms", "class"])]
+    pub auto: bool,
     /// Length of the trial, 192s or more; more than 80m counts as 80m. A longer trial shows smaller differences.
     #[arg(long = "for", value_name = "TIME", default_value = "10m")]
     pub length: String,
+    /// Write a page with a picture of all ratios and their intervals (HTML).
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
     /// Print JSON: medians without and with the class, ratio and interval, by VM.
     #[arg(long)]
     pub json: bool,

@@ -9,7 +9,9 @@
 //! | `windows` | sets the classes, and reads the figures of each window |
 //! | `samples` | collects the figures of windows, and compares them |
 //! | `show` | table and verdict |
+//! | `page` | the same as an HTML page, with a picture |
 
+mod page;
 mod samples;
 mod show;
 mod windows;
@@ -37,8 +39,10 @@ pub fn run(args: &args::Try) -> Outcome {
     let client = Client::new(&args.socket.path());
     refuse_idle_daemon(&client.get("/status")?)?;
     let list: VmList = client.get("/vms")?;
-    let tried = chosen(&list, &args.vms)?;
-    let class = args.class;
+    let (tried, class) = match args.auto {
+        true => (chosen_by_auto(&list)?, ClassSetting::Auto),
+        false => (chosen(&list, &args.vms)?, args.class),
+    };
     interrupt::watch()?;
     let names: Vec<&str> = tried.iter().map(|vm| vm.name.as_str()).collect();
     let time = WINDOW * 2 * pairs;
@@ -68,10 +72,16 @@ pub fn run(args: &args::Try) -> Outcome {
             report.pairs
         )));
     }
-    if args.json {
-        return print_json(&report);
+    match args.json {
+        true => print_json(&report)?,
+        false => print(&show::text(&report))?,
     }
-    print(&show::text(&report))
+    // Last, so that a file that cannot be written loses nothing.
+    match &args.report {
+        Some(file) => std::fs::write(file, page::html(&report))
+            .map_err(|e| Failure::run(format!("{}: {e}", file.display()))),
+        None => Ok(()),
+    }
 }
 
 /// Number of pairs of windows in a time.
@@ -118,6 +128,19 @@ fn chosen<'a>(list: &'a VmList, names: &[String]) -> Outcome<Vec<&'a VmReport>> 
     names.iter().map(find).collect()
 }
 
+/// The VMs that have another class than batch because class auto chose it.
+fn chosen_by_auto(list: &VmList) -> Outcome<Vec<&VmReport>> {
+    let has_class =
+        |vm: &&VmReport| vm.class_setting == ClassSetting::Auto && vm.class != Class::Batch;
+    let chosen: Vec<&VmReport> = list.vms.iter().filter(has_class).collect();
+    match chosen.is_empty() {
+        false => Ok(chosen),
+        true => Err(Failure::usage(
+            "class auto has chosen a class for no VM; viola why shows what it waits for",
+        )),
+    }
+}
+
 /// Whether the VM has the class of a window, and viola schedules it so.
 fn has_class(vm: &VmReport, class: ClassSetting) -> bool {
     let is_scheduled = vm.scheduled_by != "stock";
@@ -157,6 +180,19 @@ mod tests {
         let twice = chosen(&list, &["db01".into()]).unwrap_err().to_string();
         assert!(twice.contains("several VMs"), "{twice}");
         assert_eq!(chosen(&list, &["uml:web".into()]).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn only_vms_with_a_class_by_choice_of_auto_are_tried_with_auto() {
+        let mut list = view(&["db01", "web"]).vms;
+        let none = chosen_by_auto(&list).unwrap_err().to_string();
+        assert!(none.contains("viola why"), "{none}");
+        for vm in &mut list.vms {
+            vm.class = Class::Ls;
+        }
+        list.vms[1].class_setting = ClassSetting::Auto;
+        let chosen = chosen_by_auto(&list).unwrap();
+        assert_eq!((chosen.len(), chosen[0].name.as_str()), (1, "web"));
     }
 
     #[test]

@@ -23,6 +23,8 @@ type Delays = Option<(f64, f64)>;
 pub struct WindowSample {
     packets: Delays,
     wakes: Delays,
+    answers: Delays,
+    connects: Delays,
     /// Part of its cores that the VM used.
     used: f64,
 }
@@ -33,6 +35,8 @@ impl WindowSample {
         Self {
             packets: delays(vm.packet_delay.as_ref()),
             wakes: delays(vm.wake_delay.as_ref()),
+            answers: delays(vm.answer_time.as_ref()),
+            connects: delays(vm.connect_time.as_ref()),
             used: used.iter().sum::<f64>() / used.len().max(1) as f64,
         }
     }
@@ -99,6 +103,8 @@ struct VmSamples {
     tried: bool,
     packets: DelayFigures,
     wakes: DelayFigures,
+    answers: DelayFigures,
+    connects: DelayFigures,
     work: Figure,
 }
 
@@ -149,6 +155,14 @@ pub struct VmResult {
     pub p50_ns: Option<Compared>,
     /// The p99 of the same.
     pub p99_ns: Option<Compared>,
+    /// Median time from a TCP request to the first byte of its answer, at its NIC, ns; null if too few were measured.
+    pub answer_p50_ns: Option<Compared>,
+    /// The p99 of the same.
+    pub answer_p99_ns: Option<Compared>,
+    /// Median time from a TCP SYN to its SYN-ACK, at its NIC, ns; null if too few were measured.
+    pub connect_p50_ns: Option<Compared>,
+    /// The p99 of the same.
+    pub connect_p99_ns: Option<Compared>,
     /// CPU time, as a part of its cores.
     pub used: Option<Compared>,
 }
@@ -173,6 +187,8 @@ impl Samples {
             tried: tried.iter().any(|t| t.id == vm.id),
             packets: DelayFigures::default(),
             wakes: DelayFigures::default(),
+            answers: DelayFigures::default(),
+            connects: DelayFigures::default(),
             work: Figure::default(),
         };
         Self {
@@ -192,6 +208,8 @@ impl Samples {
             if let (Some(a), Some(b)) = (without.get(&vm.id), with.get(&vm.id)) {
                 vm.packets.add(a.packets, b.packets);
                 vm.wakes.add(a.wakes, b.wakes);
+                vm.answers.add(a.answers, b.answers);
+                vm.connects.add(a.connects, b.connects);
                 vm.work.add(Some(a.used), Some(b.used));
             }
         }
@@ -219,6 +237,10 @@ impl Samples {
             tried: vm.tried,
             p50_ns: vm.delays().p50.report(),
             p99_ns: vm.delays().p99.report(),
+            answer_p50_ns: vm.answers.p50.report(),
+            answer_p99_ns: vm.answers.p99.report(),
+            connect_p50_ns: vm.connects.p50.report(),
+            connect_p99_ns: vm.connects.p99.report(),
             used: vm.work.report(),
         };
         Report {
@@ -242,8 +264,9 @@ pub mod tests {
         let sample = |(id, p99, used): &(&str, f64, f64)| {
             let sample = WindowSample {
                 packets: Some((p99 / 10.0, *p99)),
-                wakes: None,
+                answers: Some((p99 / 5.0, p99 * 2.0)),
                 used: *used,
+                ..WindowSample::default()
             };
             (format!("uml:{id}"), sample)
         };
@@ -306,6 +329,7 @@ pub mod tests {
                 packets,
                 wakes: Some((wakes, wakes)),
                 used: 0.1,
+                ..WindowSample::default()
             };
             BTreeMap::from([("uml:web".to_owned(), sample)])
         };

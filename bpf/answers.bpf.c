@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Measures the times of answers.h for the VMs whose NICs acct.bpf.c watches. It is loaded only while somebody wants these times,
+ * and sees every packet of the host meanwhile.
+ */
+#include "types.h"
+#include "acct_kernel.h"
+
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+#include "acct.h"
+#include "answers.h"
+#include "hist.h"
+#include "packets.h"
+
+char LICENSE[] SEC("license") = "GPL";
+
+enum { BPF_MAP_TYPE_LRU_HASH = 9, BPF_NOEXIST = 1 };
+
+/* One end of a conversation is the VM, whose addresses do not matter. */
+struct conversation_key {
+	u32 vm;
+	u16 guest_port;
+	u16 peer_port;
+	u8 peer[16];
+};
+
+/* The times of one VM. */
+struct vm_answers {
+	struct hist connects;
+	struct hist answers;
+};
+
+/* That of acct.bpf.c; the loader puts it here. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_NICS);
+	__type(key, struct nic_key);
+	__type(value, struct nic_owner);
+} nics SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_CONVERSATIONS);
+	__type(key, struct conversation_key);
+	__type(value, struct conversation);
+} conversations SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, MAX_VMS);
+	__type(key, u32);
+	__type(value, struct vm_answers);
+} vm_answers SEC(".maps");
+
+/* Parses the TCP segment `at` bytes after skb->data. Returns 0 for any other packet. */
+static __always_inline int parse_segment(const struct sk_buff *skb, u32 at, u32 to_guest, struct segment *s,
+					 struct conversation_key *key)
+{
+	u32 proto = bpf_ntohs(skb->protocol), header, bytes, from, to;
+	u8 ip[IP6_BYTES] = {}, tcp[TCP_BYTES] = {};
+
+	if (bpf_probe_read_kernel(ip, 20, skb->data + at))
+		return 0;
+	if (proto == IP4 && (ip[0] & 15) >= 5 && ip[9] == TCP && !(ip[6] & 0x3f) && !ip[7]) {
+		header = (ip[0] & 15) * 4;
+		bytes = ip[2] << 8 | ip[3];
+		__builtin_memcpy(key->peer, to_guest ? ip + 12 : ip + 16, 4);
+	} else if (proto == IP6 && ip[6] == TCP) {
+		if (bpf_probe_read_kernel(ip + 20, 20, skb->data + at + 20))
+			return 0;
+		header = IP6_BYTES;
+		bytes = IP6_BYTES + (ip[4] << 8 | ip[5]);
+		__builtin_memcpy(key->peer, to_guest ? ip + 8 : ip + 24, 16);
+	} else {
+		return 0;
+	}
+	if (bpf_probe_read_kernel(tcp, TCP_BYTES, skb->data + at + header))
+		return 0;
+	from = tcp[0] << 8 | tcp[1];
+	to = tcp[2] << 8 | tcp[3];
+	key->guest_port = s->guest_port = to_guest ? to : from;
+	key->peer_port = s->peer_port = to_guest ? from : to;
+	s->flags = tcp[13];
+	/* Segments that the NIC would cut may be longer than the header can say. */
+	s->has_data = header + (tcp[12] >> 4) * 4 < bytes || skb->len > HEADER_BYTES;
+	return 1;
+}
+
+static __always_inline int on_segment(const struct sk_buff *skb, const struct net_device *dev, u32 seen)
+{
+	struct nic_key nic = { .ifindex = dev->ifindex, .netns = dev->nd_net.net->ns.inum };
+	struct nic_owner *owner = bpf_map_lookup_elem(&nics, &nic);
+	struct conversation_key key = {};
+	struct conversation new = {}, *c;
+	struct vm_answers *times;
+	struct segment s;
+	u32 to_guest, vm, kind;
+	u64 time;
+
+	if (!owner)
+		return 0;
+	to_guest = owner->to_guest == seen;
+	vm = owner->vm;
+	if (!parse_segment(skb, seen == PACKET_TRANSMITTED ? ETH_BYTES : 0, to_guest, &s, &key))
+		return 0;
+	key.vm = vm;
+	if (s.flags & SEGMENT_RST) {
+		bpf_map_delete_elem(&conversations, &key);
+		return 0;
+	}
+	if (!s.has_data && !(s.flags & SEGMENT_SYN))
+		return 0;
+	c = bpf_map_lookup_elem(&conversations, &key);
+	if (!c) {
+		bpf_map_update_elem(&conversations, &key, &new, BPF_NOEXIST);
+		c = bpf_map_lookup_elem(&conversations, &key);
+	}
+	times = bpf_map_lookup_elem(&vm_answers, &vm);
+	if (!c || !times)
+		return 0;
+	kind = conversation_step(c, &s, to_guest, bpf_ktime_get_ns(), &time);
+	if (kind == TIME_CONNECT)
+		hist_add(&times->connects, time, 1);
+	else if (kind == TIME_ANSWER)
+		hist_add(&times->answers, time, 1);
+	return 0;
+}
+
+SEC("tp_btf/net_dev_start_xmit")
+int BPF_PROG(on_xmit, const struct sk_buff *skb, const struct net_device *dev)
+{
+	return on_segment(skb, dev, PACKET_TRANSMITTED);
+}
+
+SEC("tp_btf/netif_receive_skb")
+int BPF_PROG(on_receive, const struct sk_buff *skb)
+{
+	return on_segment(skb, skb->dev, PACKET_RECEIVED);
+}
