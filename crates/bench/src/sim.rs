@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn the_host_is_simulated_for_as_long_as_its_goal_says() {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR"))
+        let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../..")
             .join(HOST);
         let text = std::fs::read_to_string(file).unwrap();
