@@ -82,27 +82,28 @@ fn class_auto_is_proved_and_no_kill_leaves_half_a_trial() {
 #[test]
 #[ignore = "a test bed: make test-beds"]
 fn a_trial_finds_the_gain_of_a_vm_and_no_loss_of_others_and_leaves_nothing_behind() {
-    let serves = "workloads = [{ kind = 'hog' }, { kind = 'nginx' }]";
-    let rig = Rig::boot(&[("va", serves), ("vb", HOG), ("vc", HOG)], "");
+    let serves = "workloads = [{ kind = 'nginx' }]";
+    let guests = [("va", HOG), ("vb", HOG), ("vc", HOG), ("web", serves)];
+    let rig = Rig::boot(&guests, "");
     within(Duration::from_secs(10), "the daemon finds the VMs", || {
         let list: VmList = rig.daemon.json(&["vms"]);
         let is_found = |name| list.vms.iter().any(|vm| vm.name == name);
-        ["va", "vb", "vc"].into_iter().all(is_found)
+        ["va", "vb", "vc", "web"].into_iter().all(is_found)
     });
-    let to = rig.guest("va").address().unwrap();
+    let [to, web] = ["va", "web"].map(|name| rig.guest(name).address().unwrap());
     let options = pings(LENGTH + Duration::from_secs(8));
     // Each request on a connection of its own.
     let requests = Http {
         arrivals: Arrivals::poisson(40.0),
         connections: 64,
-        requests: usize::MAX,
+        requests: 1_000_000,
         limit: LENGTH + Duration::from_secs(8),
         ..Http::default()
     };
     let done = std::thread::scope(|scope| {
         let pings = scope.spawn(|| ping(&rig.lab, to, &options).unwrap());
-        let answers = scope.spawn(|| http(&rig.lab, to, &requests).unwrap());
-        let done = rig.daemon.ask(&["try", "va", "--for", "192s", "--json"]);
+        let answers = scope.spawn(|| http(&rig.lab, web, &requests).unwrap());
+        let done = rig.daemon.ask(&["try", "va", "web", "--for", "192s", "--json"]);
         pings.join().unwrap();
         assert_eq!(answers.join().unwrap().first_failure, None);
         done
@@ -118,9 +119,9 @@ fn a_trial_finds_the_gain_of_a_vm_and_no_loss_of_others_and_leaves_nothing_behin
             && of("va")["p99_ns"]["ratio"].as_f64().unwrap() < 0.7,
         "{report:#}"
     );
-    for figure in ["answer_p50_ns", "connect_p50_ns"] {
-        let high = of("va")[figure]["high"].as_f64();
-        assert!(high.is_some_and(|high| high < 1.0), "{figure}: {report:#}");
+    for figure in ["answer_p99_ns", "connect_p99_ns"] {
+        let high = of("web")[figure]["high"].as_f64();
+        assert!(high.is_some_and(|high| high < 0.7), "{figure}: {report:#}");
         assert!(of("vb")[figure].is_null(), "{figure}: {report:#}");
     }
     for name in ["vb", "vc"] {
