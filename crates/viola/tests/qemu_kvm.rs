@@ -106,15 +106,18 @@ fn the_demo_measures_kvm_guests() {
         said.stdout,
         said.stderr
     );
+    assert!(said.stdout.contains("viola to stock"));
     let report: Value = serde_json::from_str(&sh("cat /root/out/report.json").stdout).unwrap();
     let guests = report["guests"].as_str().unwrap();
     assert!(guests.starts_with("KVM, Linux "), "{guests}");
-    let rows = report["rows"].as_array().unwrap();
-    assert!(!rows.is_empty());
-    for row in rows {
-        for side in ["stock", "viola 0.3 ms"] {
-            let median = row["sides"][side]["median"].as_f64();
-            assert!(median.is_some_and(f64::is_finite), "{side}: {row}");
+    // HTTP loads are left out, and named, when the load generator was late itself.
+    let names = ["ping p50", "ping p99", "TCP request p50", "TCP request p99"];
+    for row in report["rows"].as_array().unwrap() {
+        let name = row["name"].as_str().unwrap();
+        let median = |side: &str| row["sides"][side]["median"].as_f64();
+        if names.iter().any(|n| name.starts_with(n)) {
+            let (stock, viola) = (median("stock").unwrap(), median("viola 0.3 ms").unwrap());
+            assert!(viola < stock, "{row}");
         }
     }
     // Nothing is left of the lab.

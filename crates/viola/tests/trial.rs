@@ -103,7 +103,9 @@ fn a_trial_finds_the_gain_of_a_vm_and_no_loss_of_others_and_leaves_nothing_behin
     let done = std::thread::scope(|scope| {
         let pings = scope.spawn(|| ping(&rig.lab, to, &options).unwrap());
         let answers = scope.spawn(|| http(&rig.lab, web, &requests).unwrap());
-        let done = rig.daemon.ask(&["try", "va", "web", "--for", "192s", "--json"]);
+        let done = rig
+            .daemon
+            .ask(&["try", "va", "web", "--for", "192s", "--json"]);
         pings.join().unwrap();
         assert_eq!(answers.join().unwrap().first_failure, None);
         done
