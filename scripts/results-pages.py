@@ -86,7 +86,9 @@ def side(figures, unit):
 
 def explain(name, rows):
     """Take the causes of missed goals from why-NAME.toml, otherwise as the benchmark copied them into the rows."""
-    path = ROOT / f"bench/why-{name.split('-')[0]}.toml"
+    # What explains a row of User Mode Linux guests need not explain that of KVM guests.
+    of = name if name.endswith("-kvm") else name.split("-")[0]
+    path = ROOT / f"bench/why-{of}.toml"
     causes = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     patterns = [(re.compile(re.escape(key).replace(r"\*", ".*")), cause) for key, cause in sorted(causes.items())]
     for row in rows:
@@ -95,8 +97,17 @@ def explain(name, rows):
             row["why"] = causes.get(row["name"], like)
 
 
+def about(name):
+    """Title, page of the book and command of a result."""
+    base = name.removesuffix("-kvm")
+    if base == name or base not in ABOUT:
+        return ABOUT.get(name, (name, None, f"viola-lab bench {name}"))
+    title, belongs_to, command = ABOUT[base]
+    return f"{title}, KVM guests", belongs_to, f'{command} ARGS="--guests kvm"'
+
+
 def page(name, result):
-    title, belongs_to, command = ABOUT.get(name, (name, None, f"viola-lab bench {name}"))
+    title, belongs_to, command = about(name)
     rows = result["rows"]
     explain(name, rows)
     sides = list(dict.fromkeys(s for row in rows for s in row["sides"]))

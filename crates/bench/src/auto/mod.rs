@@ -78,7 +78,7 @@ pub fn run(wanted: &GuestOptions) -> Outcome {
     results.left_out(bench.found.refused);
     let path = wanted.path("auto", kind, !options.quick && rounds >= 5);
     drop(bench);
-    results.publish("auto", &path)
+    results.publish(&kind.result("auto"), &path)
 }
 
 struct Bench {

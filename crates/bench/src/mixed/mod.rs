@@ -86,7 +86,7 @@ pub fn run(wanted: &GuestOptions) -> Outcome {
     results.left_out(bench.refused);
     let path = wanted.path("mixed", kind, !options.quick && rounds >= 5);
     drop(bench);
-    results.publish("mixed", &path)
+    results.publish(&kind.result("mixed"), &path)
 }
 
 struct Bench {

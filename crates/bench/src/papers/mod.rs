@@ -99,7 +99,7 @@ pub fn run(papers: &Papers) -> Outcome {
         options.only.is_none() && !options.quick && rounds >= 5,
     );
     drop(bench);
-    results.publish("papers", &path)
+    results.publish(&kind.result("papers"), &path)
 }
 
 struct Bench {

@@ -85,7 +85,7 @@ pub fn run(wanted: &GuestOptions) -> Outcome {
         bench.plan.is_whole() && !options.quick && bench.plan.rounds >= 5,
     );
     drop(bench);
-    results.publish("slices", &path)
+    results.publish(&kind.result("slices"), &path)
 }
 
 struct Bench {
