@@ -123,7 +123,7 @@ fn a_trial_finds_the_gain_of_a_vm_and_no_loss_of_others_and_leaves_nothing_behin
     );
     for figure in ["answer_p99_ns", "connect_p99_ns"] {
         let high = of("web")[figure]["high"].as_f64();
-        assert!(high.is_some_and(|high| high < 0.7), "{figure}: {report:#}");
+        assert!(high.is_some_and(|high| high < 1.0), "{figure}: {report:#}");
         assert!(of("vb")[figure].is_null(), "{figure}: {report:#}");
     }
     for name in ["vb", "vc"] {
