@@ -22,6 +22,7 @@
 #include "delay.h"
 #include "packet_counts.h"
 #include "packets.h"
+#include "nics.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
@@ -81,14 +82,6 @@ struct {
 	__type(key, u32);
 	__type(value, struct core_ctl);
 } core_ctls SEC(".maps");
-
-/* The VMs' interfaces. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_NICS);
-	__type(key, struct nic_key);
-	__type(value, struct nic_owner);
-} nics SEC(".maps");
 
 struct ring {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -451,8 +444,7 @@ int begin_vm(struct begin_args *args)
  * until the controller requests the next. */
 static __always_inline int on_packet(const struct sk_buff *skb, const struct net_device *dev, u32 seen)
 {
-	struct nic_key key = { .ifindex = dev->ifindex, .netns = dev->nd_net.net->ns.inum };
-	struct nic_owner *owner = bpf_map_lookup_elem(&nics, &key);
+	struct nic_owner *owner = owner_of(dev);
 	struct packet packet = {};
 	struct core_vm *cv;
 	u64 now;
@@ -461,10 +453,9 @@ static __always_inline int on_packet(const struct sk_buff *skb, const struct net
 		return 0;
 	if (owner->cpu == NO_CPU && owner->to_guest != seen)
 		return 0;
-	/* A long packet has data; only a controller must know more of it. Transmitted packets have an Ethernet header, received
-	 * ones have lost it. */
+	/* A long packet has data; only a controller must know more of it. */
 	if (owner->cpu != NO_CPU || skb->len <= HEADER_BYTES)
-		packet = parse_packet(skb, seen == PACKET_TRANSMITTED ? ETH_BYTES : 0);
+		packet = parse_packet(skb, link_bytes(seen));
 	if (packet.needs_no_reply)
 		return 0;
 	now = bpf_ktime_get_ns();

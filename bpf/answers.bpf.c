@@ -15,6 +15,7 @@
 #include "answers.h"
 #include "hist.h"
 #include "packets.h"
+#include "nics.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
@@ -33,14 +34,6 @@ struct vm_answers {
 	struct hist connects;
 	struct hist answers;
 };
-
-/* That of acct.bpf.c; the loader puts it here. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_NICS);
-	__type(key, struct nic_key);
-	__type(value, struct nic_owner);
-} nics SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -93,8 +86,7 @@ static __always_inline int parse_segment(const struct sk_buff *skb, u32 at, u32 
 
 static __always_inline int on_segment(const struct sk_buff *skb, const struct net_device *dev, u32 seen)
 {
-	struct nic_key nic = { .ifindex = dev->ifindex, .netns = dev->nd_net.net->ns.inum };
-	struct nic_owner *owner = bpf_map_lookup_elem(&nics, &nic);
+	struct nic_owner *owner = owner_of(dev);
 	struct conversation_key key = {};
 	struct conversation new = {}, *c;
 	struct vm_answers *times;
@@ -106,7 +98,7 @@ static __always_inline int on_segment(const struct sk_buff *skb, const struct ne
 		return 0;
 	to_guest = owner->to_guest == seen;
 	vm = owner->vm;
-	if (!parse_segment(skb, seen == PACKET_TRANSMITTED ? ETH_BYTES : 0, to_guest, &s, &key))
+	if (!parse_segment(skb, link_bytes(seen), to_guest, &s, &key))
 		return 0;
 	key.vm = vm;
 	if (s.flags & SEGMENT_RST) {

@@ -10,7 +10,7 @@ use crate::guest::Guest;
 use crate::holder::{Holder, in_netns};
 use crate::netns_host::NetnsHost;
 use crate::paths::Paths;
-use crate::qemu::{Accel, Image};
+use crate::qemu::{Accel, Image, check_kvm};
 use crate::spec::{Spec, Vmm};
 use crate::start::start;
 use crate::state::{self, RunDir};
@@ -236,11 +236,13 @@ fn with_accel(
         && qemu.accel.is_none()
     {
         let image = Image::find_from([paths.image.as_path()], "cloud")?;
-        let (accel, why) = Accel::best(&image, folder);
-        qemu.accel = Some(accel);
-        if let Some(why) = why {
-            progress(&format!("the guests are emulated: {why}"));
-        }
+        qemu.accel = Some(match check_kvm(&image, folder) {
+            Ok(()) => Accel::Kvm,
+            Err(why) => {
+                progress(&format!("the guests are emulated: {why}"));
+                Accel::Tcg
+            }
+        });
     }
     Ok(spec)
 }

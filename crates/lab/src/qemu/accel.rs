@@ -31,14 +31,6 @@ impl Accel {
         }
     }
 
-    /// KVM where it runs guests, else emulation. The reason is given where there is no KVM.
-    pub fn best(image: &Image, folder: &Path) -> (Self, Option<String>) {
-        match check_kvm(image, folder) {
-            Ok(()) => (Self::Kvm, None),
-            Err(why) => (Self::Tcg, Some(why)),
-        }
-    }
-
     /// The processor that the guest sees.
     pub(super) fn cpu(self) -> &'static str {
         match self {
