@@ -186,7 +186,7 @@ fn flow_count(worker: u32) -> usize {
 #[test]
 #[ignore = "minutes: make test-beds"]
 fn no_resource_leaks_and_no_byte_is_wrong() {
-    let seconds = std::env::var("VIOLA_PIPE_SOAK").map_or(200, |s| s.parse::<u64>().unwrap());
+    let seconds = std::env::var("VIOLA_PIPE_SOAK").map_or(90, |s| s.parse::<u64>().unwrap());
     let span = Duration::from_secs(seconds.clamp(8, 600)) / 4;
     let sizes: Vec<usize> = (0..7).map(|n| (2 + n) * MIB + n * 4321).collect();
     let rig = Rig::with(&WebSpec {

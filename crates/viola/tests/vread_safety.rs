@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use viola_lab::hadoop::FileSystem;
 
 /// Duration of the test that deletes blocks and reuses their extents while clients read.
-const REFILL_TIME: Duration = Duration::from_secs(120);
+const REFILL_TIME: Duration = Duration::from_secs(45);
 
 #[test]
 #[ignore = "a test bed: make test-beds"]
@@ -96,7 +96,7 @@ fn xfs_on_two_datanodes() {
     });
     step("extents swapped", || steps::defragment(&bed, client));
     step("delete and refill", || {
-        steps::refill(&bed, client, REFILL_TIME / 6)
+        steps::refill(&bed, client, REFILL_TIME / 3)
     });
     step("a second DataNode", || {
         hdfs.join(bed.guest("d2"), &bed.options(&[]))
