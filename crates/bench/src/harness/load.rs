@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Loads of HTTP requests on the latency-sensitive guests, in an open or in a closed loop.
 //!
-//! The rate of an open loop is a part of what the guest's share of the core can serve. What a core can serve is measured
-//! in each run ([`Capacity`]).
+//! The rate of an open loop is a part of what the guest's share of the core can serve. That is measured in each run: either what a
+//! guest serves beside its neighbours ([`served`]), or what a core serves ([`Capacity`]).
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -60,6 +60,14 @@ impl Load {
         }
     }
 
+    /// Requests per second of this load for a guest that can serve `served` of them; 0 for a closed loop.
+    pub fn rate(self, served: f64) -> f64 {
+        match self {
+            Self::Open(percent) => served * f64::from(percent) / 100.0,
+            Self::Closed { .. } => 0.0,
+        }
+    }
+
     /// Whether the guest's share is enough for it.
     pub fn is_inside(self) -> bool {
         matches!(self, Self::Open(_))
@@ -108,11 +116,46 @@ impl Capacity {
 
     /// Requests per second of a load, for a guest with this share of the core; 0 for a closed loop.
     pub fn rate(self, load: Load, share: f64) -> f64 {
-        match load {
-            Load::Open(percent) => self.0 * share * f64::from(percent) / 100.0,
-            Load::Closed { .. } => 0.0,
-        }
+        load.rate(self.0 * share)
     }
+}
+
+/// Requests per second that each of the first `servers` guests serves of a closed loop of 16 connections, on the side that is in
+/// force. Of what a guest serves beyond its fair share (cores), only that part counts which the share would serve.
+///
+/// # Errors
+/// A request fails, or a guest served nothing.
+pub fn served(
+    guests: &Guests,
+    sampler: &mut ThreadSampler,
+    (servers, share): (usize, f64),
+    time: Duration,
+    seed: u64,
+) -> Outcome<f64> {
+    let options = LoadOptions {
+        load: Load::Closed {
+            connections: 16,
+            keep_alive: true,
+        },
+        servers,
+        rate: 0.0,
+        time,
+        seed,
+    };
+    let reading = attempt(guests, sampler, &options)?.0;
+    let served = served_in_share(&reading, servers, share);
+    match served.is_finite() && served > 0.0 {
+        true => Ok(served),
+        false => Err(Failure::run(
+            "cannot measure what a guest serves: it answered nothing",
+        )),
+    }
+}
+
+fn served_in_share(reading: &LoadReading, servers: usize, share: f64) -> f64 {
+    let used: f64 = reading.shares.iter().take(servers).sum();
+    let fair = share * servers as f64;
+    reading.answered_per_s / servers as f64 * (fair / used).min(1.0)
 }
 
 /// Options of one load.
@@ -122,7 +165,7 @@ pub struct LoadOptions {
     pub load: Load,
     /// Number of guests that are asked at the same time, from the first on.
     pub servers: usize,
-    /// Requests per second to each of them ([`Capacity::rate`]); a closed loop has none.
+    /// Requests per second to each of them ([`Load::rate`]); a closed loop has none.
     pub rate: f64,
     /// Duration.
     pub time: Duration,
@@ -280,6 +323,19 @@ mod tests {
         assert_eq!(capacity.rate(Load::Open(50), 0.25), 750.0);
         assert_eq!(capacity.rate(Load::Open(90), 0.125), 675.0);
         assert_eq!(capacity.rate(SIXTEEN, 0.25), 0.0);
+    }
+
+    #[test]
+    fn what_a_guest_serves_beyond_its_share_does_not_count() {
+        let reading = LoadReading {
+            answered_per_s: 1000.0,
+            shares: vec![0.25, 0.25, 0.5],
+            ..LoadReading::default()
+        };
+        assert_eq!(served_in_share(&reading, 1, 0.25), 1000.0);
+        assert_eq!(served_in_share(&reading, 1, 0.5), 1000.0);
+        assert_eq!(served_in_share(&reading, 1, 0.125), 500.0);
+        assert_eq!(served_in_share(&reading, 2, 0.2), 400.0);
     }
 
     #[test]

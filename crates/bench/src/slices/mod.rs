@@ -190,8 +190,7 @@ impl Bench {
                 let label = format!("{label}, what a core serves");
                 self.progress.step(&label, loads::CAPACITY_TIME);
             }
-            let capacity =
-                loads::measure_capacity(guests, &mut self.sampler, &mut self.loads, seed(round))?;
+            loads::measure_capacity(guests, &mut self.sampler, &mut self.loads, seed(round))?;
             let alone: Vec<loads::Cell> = cells.iter().filter(|c| c.has_alone()).copied().collect();
             let [first, second] = loads::order(round);
             let runs = [(first, &cells), (second, &cells), (LoadSide::Alone, &alone)];
@@ -204,7 +203,6 @@ impl Bench {
                 let run = BedRun {
                     cells,
                     side,
-                    capacity,
                     cores: (self.core, guests.load_core),
                     seed: seed(round),
                 };

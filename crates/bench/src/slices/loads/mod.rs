@@ -11,9 +11,9 @@ pub use rows::{LoadReadings, LoadSide};
 
 use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::{Guests, OwnWork};
-use crate::harness::load::{self, Capacity, LoadOptions};
+use crate::harness::load::{self, Capacity, Load, LoadOptions};
 use crate::harness::side::{Active, Side};
-use viola_cli::error::Outcome;
+use viola_cli::error::{Failure, Outcome};
 
 /// Microslice of viola's side, microseconds: the default.
 pub const MICROSLICE: u32 = 300;
@@ -24,24 +24,27 @@ pub const AROUND_TIME: Duration = Duration::from_millis(350);
 /// Duration of the measurement of what a core serves.
 pub const CAPACITY_TIME: Duration = Duration::from_millis(1500);
 
-/// Measures what a core serves, if that is not yet known. So all rounds and sides have the same rates.
+/// Duration of the measurement of what a guest serves.
+pub const SERVED_TIME: Duration = Duration::from_millis(1500);
+
+/// Measures what a core serves, if that is not yet known.
 pub fn measure_capacity(
     guests: &mut Guests,
     sampler: &mut ThreadSampler,
     readings: &mut LoadReadings,
     seed: u64,
-) -> Outcome<Capacity> {
-    if let Some(capacity) = readings.capacity {
-        return Ok(capacity);
+) -> Outcome {
+    if readings.capacity.is_some() {
+        return Ok(());
     }
     let bed = Bed::equal(guests.pids().len());
     guests.serve(bed.servers(), OwnWork::Nothing, bed.duty())?;
-    let capacity = Capacity::measure(guests, sampler, CAPACITY_TIME, seed)?;
-    readings.capacity = Some(capacity);
-    Ok(capacity)
+    readings.capacity = Some(Capacity::measure(guests, sampler, CAPACITY_TIME, seed)?);
+    Ok(())
 }
 
-/// Order of the sides in a round.
+/// Order of the sides in a round. Stock comes first in the first one: there it is measured what the guests serve, so that all
+/// rounds and sides have the same rates.
 pub fn order(round: usize) -> [LoadSide; 2] {
     match round % 2 {
         0 => [LoadSide::Stock, LoadSide::Viola],
@@ -55,8 +58,6 @@ pub struct BedRun<'a> {
     pub cells: &'a [Cell],
     /// The side.
     pub side: LoadSide,
-    /// What a core serves.
-    pub capacity: Capacity,
     /// Cores of the guests: the first of them alone, and the other.
     pub cores: (usize, usize),
     /// Seed of the arrivals.
@@ -83,7 +84,6 @@ impl BedRun<'_> {
         };
         let settings = bed.settings(self.cores.0, self.cores.1);
         let active = Active::start(side, &settings, &guests.lab)?;
-        let share = bed.fair_shares()[0];
         let duty = match self.side {
             LoadSide::Alone => 0,
             _ => bed.duty(),
@@ -91,10 +91,16 @@ impl BedRun<'_> {
         for cell in self.cells {
             step(Step::Cell(cell));
             guests.serve(bed.servers(), cell.own, duty)?;
+            let rate = match cell.load {
+                Load::Closed { .. } => 0.0,
+                Load::Open(_) => cell
+                    .load
+                    .rate(self.served(cell, guests, sampler, readings)?),
+            };
             let options = LoadOptions {
                 load: cell.load,
                 servers: bed.servers(),
-                rate: self.capacity.rate(cell.load, share),
+                rate,
                 time: LOAD_TIME,
                 seed: self.seed,
             };
@@ -109,6 +115,30 @@ impl BedRun<'_> {
         // No own work stays behind for the next cells of this lab.
         guests.serve(bed.servers(), OwnWork::Nothing, duty)?;
         active.stop()
+    }
+
+    /// What a guest's share serves, requests/s: of what a core serves when requests come one at a time, and no more than the guest
+    /// serves beside its neighbours.
+    fn served(
+        &self,
+        cell: &Cell,
+        guests: &Guests,
+        sampler: &mut ThreadSampler,
+        readings: &mut LoadReadings,
+    ) -> Outcome<f64> {
+        let (key, share) = ((cell.bed, cell.own), cell.bed.fair_shares()[0]);
+        let alone = readings.capacity.map_or(f64::INFINITY, |of| of.0 * share);
+        if let Some(served) = readings.served.get(&key) {
+            return Ok(served.min(alone));
+        }
+        if self.side != LoadSide::Stock {
+            let why = format!("{}: what it serves on stock is not known", cell.name());
+            return Err(Failure::run(why));
+        }
+        let guest = (cell.bed.servers(), share);
+        let served = load::served(guests, sampler, guest, SERVED_TIME, self.seed)?;
+        readings.served.insert(key, served);
+        Ok(served.min(alone))
     }
 }
 

@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use super::cells::{Cell, Setting};
+use super::cells::{Bed, Cell, Setting, state};
 use crate::harness::cell::points_from;
+use crate::harness::guests::OwnWork;
 use crate::harness::load::{Capacity, Load, LoadReading};
 use crate::harness::row::{Goal, Row};
 use crate::harness::side::slice;
@@ -42,6 +43,8 @@ pub struct LoadReadings {
     cells: BTreeMap<(Cell, LoadSide), Vec<LoadReading>>,
     /// What a core serves, once it is measured.
     pub capacity: Option<Capacity>,
+    /// What each of these guests serves on stock beside its neighbours, once it is measured, requests/s.
+    pub served: BTreeMap<(Bed, OwnWork), f64>,
     /// Number of loads that were refused because the generator was late.
     pub refused: usize,
 }
@@ -93,6 +96,11 @@ impl LoadReadings {
         let capacity = self.capacity.map(|capacity| capacity.0);
         let name = "HTTP requests that a core serves, closed loop 1, keep-alive";
         rows.push(Row::new(name, "1/s").side(STOCK, capacity));
+        for ((bed, own), served) in &self.served {
+            let (state, bed) = (state(*own), bed.name());
+            let name = format!("HTTP requests that its share serves, {state}, {bed}");
+            rows.push(Row::new(name, "1/s").side(STOCK, [*served]));
+        }
         let late = |side| {
             let of_side = self.cells.iter().filter(move |((_, s), _)| *s == side);
             let late = of_side.flat_map(|(_, readings)| readings.iter().map(|r| r.late_p99));
@@ -182,9 +190,8 @@ impl LoadReadings {
 
 #[cfg(test)]
 mod tests {
-    use super::super::cells::{Bed, cells};
+    use super::super::cells::cells;
     use super::*;
-    use crate::harness::guests::OwnWork;
 
     fn reading(ms: f64, answered_per_s: f64) -> LoadReading {
         LoadReading {
