@@ -4,22 +4,17 @@
 //! `scripts/debian-image.sh`, and release builds of `viola` and `viola-lab`.
 #![allow(clippy::unwrap_used)]
 
+#[path = "common/debian.rs"]
+mod debian;
+
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
+use debian::run;
 use serde_json::Value;
-use viola_lab::qemu::{Image, QemuVm, VmSpec};
-use viola_lab::testing::core_of_counting_pc;
 
 /// Time limit of a script of the emulated host.
 const SCRIPT_TIMEOUT: Duration = Duration::from_secs(3600);
-
-fn run(program: &str, args: &[&str]) {
-    let done = Command::new(program).args(args).output().unwrap();
-    let text = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success(), "{program} {args:?}: {text}");
-}
 
 /// A disk with the programs, the lab's image, and what its QEMU guests need.
 fn disk(folder: &Path) -> PathBuf {
@@ -74,19 +69,9 @@ fn disk(folder: &Path) -> PathBuf {
 fn the_demo_measures_kvm_guests() {
     let begin = Instant::now();
     let folder = tempfile::tempdir().unwrap();
-    let image = Image::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))], "debian");
-    let image = image.unwrap_or_else(|e| panic!("{e}; run scripts/debian-image.sh"));
-    let root = image.kernel().with_file_name("root.img");
-    let mut spec = VmSpec::new("kvm-host")
-        .memory(3072)
-        .cpus(2)
-        .icount(0)
-        .disk("root", &root, "raw,snapshot=on")
-        .disk("lab", &disk(folder.path()), "raw,readonly=on");
-    spec.cores = vec![core_of_counting_pc()];
-    spec.boot_timeout = SCRIPT_TIMEOUT;
-    spec.kernel_args.push("net.ifnames=0".into());
-    let machine = QemuVm::start(&spec, &image, folder.path()).unwrap_or_else(|e| panic!("{e}"));
+    let disk = disk(folder.path());
+    let disks = [("lab", disk.as_path(), "raw,readonly=on")];
+    let machine = debian::boot("kvm-host", folder.path(), &disks, SCRIPT_TIMEOUT);
     println!("{:.0} s: the host is up", begin.elapsed().as_secs_f32());
     let sh = |script: &str| {
         let output = machine.exec(script, SCRIPT_TIMEOUT).unwrap();

@@ -2,13 +2,13 @@
 //! An operator's host: an emulated PC with Debian, systemd, libvirt and small libvirt VMs.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use viola_lab::qemu::{Image, QemuVm, VmSpec};
-use viola_lab::testing::core_of_counting_pc;
+use viola_lab::qemu::QemuVm;
 use viola_proto::{VmList, VmReport};
+
+use crate::debian::{self, run};
 
 /// Timeout of one script.
 pub const SCRIPT_TIMEOUT: Duration = Duration::from_secs(900);
@@ -60,12 +60,6 @@ fn package() -> PathBuf {
     package
 }
 
-fn run(program: &str, args: &[&str]) {
-    let done = Command::new(program).args(args).output().unwrap();
-    let text = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success(), "{program} {args:?}: {text}");
-}
-
 /// The package and a copy with a higher version, in the layout of `make deb`.
 fn pack(folder: &Path) -> PathBuf {
     let package = package();
@@ -103,21 +97,9 @@ impl Host {
     pub fn boot() -> Self {
         let begin = Instant::now();
         let folder = tempfile::tempdir().unwrap();
-        let image = Image::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))], "debian");
-        let image = image.unwrap_or_else(|e| panic!("{e}; run scripts/debian-image.sh"));
-        let root = image.kernel().with_file_name("root.img");
-        // Under emulation a VM exit and entry take a thousand times as long as their instructions, and an answer needs ten
-        // milliseconds of them. With a clock that counts instructions an answer takes its real time.
-        let spec = VmSpec::new("operator").memory(3072).cpus(2).icount(0);
-        // The disk is a snapshot: QEMU discards all writes.
-        let mut spec = spec.disk("root", &root, "raw,snapshot=on");
-        spec.cores = vec![core_of_counting_pc()];
-        spec.boot_timeout = SCRIPT_TIMEOUT;
-        spec.kernel_args.push("net.ifnames=0".into());
-        let spec = spec.disk("packages", &pack(folder.path()), "raw");
-        let console = || std::fs::read_to_string(folder.path().join("operator.log"));
-        let machine = QemuVm::start(&spec, &image, folder.path())
-            .unwrap_or_else(|e| panic!("{e}; the console: {}", console().unwrap_or_default()));
+        let packages = pack(folder.path());
+        let disks = [("packages", packages.as_path(), "raw")];
+        let machine = debian::boot("operator", folder.path(), &disks, SCRIPT_TIMEOUT);
         let host = Self {
             machine,
             _folder: folder,

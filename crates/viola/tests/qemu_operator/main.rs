@@ -3,6 +3,8 @@
 //! events of a host's life. The host is an emulated PC with libvirt VMs: part of `make test-beds`.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../common/debian.rs"]
+mod debian;
 #[path = "../common/first_page.rs"]
 mod first_page;
 mod host;
