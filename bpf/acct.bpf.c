@@ -318,6 +318,8 @@ static __always_inline int on_woken(struct task_struct *task)
 	__sync_fetch_and_add(&a->wakes, 1);
 	if (t->vcpu)
 		vcpu_wants(t, now);
+	else
+		cv->service_wakes++;
 	if (!add_runnable(t, cpu, cv))
 		return 0;
 	__sync_fetch_and_add(&cv->wakes, 1);

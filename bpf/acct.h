@@ -43,6 +43,8 @@ struct core_vm {
 	u64 reply_at;	/* time of the VM's last packet that may be a reply */
 	u32 gap;		/* moving mean of the gaps between packets to the VM, ns */
 	u32 think;		/* moving mean of the time from its packet to the next to it, ns */
+	u32 service_wakes;	/* wake-ups of its service threads here; wraps */
+	u32 _pad;
 };
 
 /* What events for one VM wait until one of its vCPUs runs (delay.h). Events are packets that may need a reply, and wake-ups of a

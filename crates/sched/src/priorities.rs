@@ -14,7 +14,7 @@ pub const CONTROLLER_PRIORITY: i32 = 60;
 /// Priority of the watchdog where VMs have real-time threads on all cores.
 pub const WATCHDOG_PRIORITY: i32 = 61;
 
-/// SCHED_FIFO priority of a vCPU thread; service threads have one more.
+/// SCHED_FIFO priority of a vCPU thread; service threads have one more, unless they gather packets.
 pub fn priority(rank: Rank) -> i32 {
     match rank {
         Rank::Capped => 10,

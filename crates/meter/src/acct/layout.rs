@@ -107,6 +107,10 @@ pub struct CoreVm {
     pub gap: u32,
     /// Moving mean of the time from a packet of the VM to the next packet to it, ns.
     pub think: u32,
+    /// Wake-ups of its service threads on this core; wraps.
+    pub service_wakes: u32,
+    /// Unused.
+    pub _pad: u32,
 }
 
 /// The packet of a VM for which the accounting program sends one event.
@@ -269,7 +273,7 @@ mod tests {
         assert_eq!(size_of::<Account>(), 6 * 8 + (4 + 8) * HIST_BUCKETS);
         let hist = size_of::<HistCounters>();
         assert_eq!(size_of::<VmDelay>(), 32 + 4 * DELAY_STEPS + 2 * hist);
-        assert_eq!(size_of::<CoreVm>(), 80);
+        assert_eq!(size_of::<CoreVm>(), 88);
         assert_eq!(size_of::<CoreCtl>(), 16);
     }
 

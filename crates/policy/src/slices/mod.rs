@@ -160,6 +160,8 @@ pub struct Decision {
     pub notify_block: bool,
     /// The driver asks again as soon as this VM has no open request any more ([`Io::is_open`] ends), by index.
     pub notify_reply: [bool; MAX_VMS],
+    /// Whether packets may wait while a vCPU of this VM runs, so that several are carried at once, by index.
+    pub gathers: [bool; MAX_VMS],
 }
 
 impl Default for Decision {
@@ -171,6 +173,7 @@ impl Default for Decision {
             notify_wake: false,
             notify_block: false,
             notify_reply: [false; MAX_VMS],
+            gathers: [false; MAX_VMS],
         }
     }
 }

@@ -12,6 +12,7 @@
 
 mod adopt;
 mod min_sleep;
+mod moderation;
 mod pool;
 
 use std::io;
@@ -26,6 +27,7 @@ use viola_policy::slices::{
 use viola_policy::turbo::{OtherCoreUsage, RegularCore, TurboCore};
 
 use self::min_sleep::MinSleep;
+use self::moderation::Moderation;
 use super::budget::Budget;
 use super::filler::Filler;
 use super::packets::packets_of;
@@ -45,6 +47,8 @@ const PRIORITY_REFRESH_INTERVAL: Nanos = 1_000_000_000;
 const SWITCH_COST: Nanos = 20_000;
 /// The same where slots are only a few times as long, ns.
 const TURBO_SWITCH_COST: Nanos = 5_000;
+/// Time that the service threads of a VM have to carry what its vCPUs have sent in their turn, ns.
+const TRAIL: Nanos = 150_000;
 /// Checks without a wake-up after which the controller stops polling for VMs that sleep and outrank the running one: the
 /// accounting program notifies it when one wakes.
 const IDLE_POLLS_BEFORE_NOTIFY: u32 = 1;
@@ -122,6 +126,7 @@ struct LastCounters {
     blocks: u32,
     wakes: u64,
     requests: OpenRequests,
+    moderation: Moderation,
 }
 
 struct Core {
@@ -139,14 +144,14 @@ struct Core {
     budget: Budget,
     /// When the core last exchanged usage with the pool's other cores, and by index in the accounting program up to what.
     exchanged_at: Nanos,
-    exchanged: [OtherCoreUsage; MAX_INDEX],
+    exchanged: Vec<OtherCoreUsage>,
     elsewhere: Vec<OtherCoreUsage>,
     /// By index in the accounting program.
     threads: Vec<VmThreads>,
     /// Index in the accounting program by position in the plan.
     indexes: Vec<u32>,
     /// By index in the accounting program, so that a new plan does not lose them.
-    last_counters: [LastCounters; MAX_INDEX],
+    last_counters: Vec<LastCounters>,
     seen: Vec<Activity>,
     params: Vec<Params>,
     decision: Decision,
@@ -177,11 +182,11 @@ impl Core {
             turbo: TurboCore::default(),
             budget: Budget::new(None),
             exchanged_at: 0,
-            exchanged: [OtherCoreUsage::default(); MAX_INDEX],
+            exchanged: vec![OtherCoreUsage::default(); MAX_INDEX],
             elsewhere: Vec::with_capacity(MAX_VMS),
             threads: (0..MAX_INDEX).map(|_| VmThreads::new()).collect(),
             indexes: Vec::with_capacity(MAX_VMS),
-            last_counters: [LastCounters::default(); MAX_INDEX],
+            last_counters: vec![LastCounters::default(); MAX_INDEX],
             seen: Vec::with_capacity(MAX_VMS),
             params: Vec::with_capacity(MAX_VMS),
             decision: Decision::default(),
@@ -244,7 +249,8 @@ impl Core {
         };
         scheduler.decide(now, &self.seen, &mut self.decision);
         self.publish_dues(own);
-        let (mut calls, mut switches, mut fill, mut step_again) = (0, 0, false, false);
+        let (mut calls, mut switches, mut fill, mut step_again, mut trails) =
+            (0, 0, false, false, false);
         let contended = self.seen.iter().filter(|seen| seen.runnable).count() > 1;
         for (i, &index) in self.indexes.iter().enumerate() {
             let rank = self.decision.ranks[i];
@@ -261,11 +267,23 @@ impl Core {
                 true => set_fifo_alone,
                 false => set_fifo,
             };
-            let applied = if in_budget {
-                self.threads[index as usize].apply(rank, set)
-            } else {
-                self.threads[index as usize].release(set_ordinary)
+            let moderates = self.decision.gathers[i] && threads.has_service();
+            let moderation = &mut self.last_counters[index as usize].moderation;
+            if !moderates {
+                *moderation = Moderation::default();
+            }
+            let leads = moderates
+                && self.seen[i].used > 0
+                && moderation.step(now, self.view.vm(index).service_wakes);
+            threads.set_level(moderation.is_on());
+            let applied = match in_budget {
+                true => threads.apply(rank, set),
+                false => threads.release(set_ordinary),
             };
+            if leads && in_budget && applied.calls == 0 {
+                calls += u64::from(threads.lead(set).calls);
+            }
+            trails |= in_budget && threads.trails();
             if self.plan.vms[i].sees_packets {
                 let Activity { runnable, io, .. } = self.seen[i];
                 let waits = contended && rank != Rank::Boost && runnable && !io.is_open();
@@ -293,6 +311,9 @@ impl Core {
             }
         }
         let notify_wake = self.set_next_step(now);
+        if trails {
+            self.until = self.until.min(now + TRAIL);
+        }
         if step_again {
             self.until = now;
         }
@@ -342,6 +363,10 @@ impl Core {
                 &mut may_wake
             };
             *least = self.decision.budgets[i].min(*least);
+            let last = &self.last_counters[self.indexes[i] as usize];
+            if let (true, Some(at)) = (seen.runnable, last.moderation.next_step()) {
+                runs = runs.min(at.saturating_sub(now));
+            }
         }
         let mut end = self.decision.until.min(now.saturating_add(runs));
         let look = now.saturating_add(may_wake);

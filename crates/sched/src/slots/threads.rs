@@ -28,6 +28,10 @@ const RELEASED: i32 = -1;
 pub struct VmThreads {
     entries: Vec<Entry>,
     rank: Option<Rank>,
+    /// Whether service threads have the rank of the vCPUs.
+    level: bool,
+    /// Whether the service threads still have the VM's former, higher rank.
+    trails: bool,
     rotation: usize,
     changed: bool,
     planned: bool,
@@ -48,6 +52,8 @@ impl VmThreads {
         Self {
             entries: Vec::with_capacity(MAX_VM_THREADS),
             rank: None,
+            level: false,
+            trails: false,
             rotation: 0,
             changed: false,
             planned: false,
@@ -58,6 +64,8 @@ impl VmThreads {
     pub fn clear(&mut self) {
         self.entries.clear();
         self.rank = None;
+        self.level = false;
+        self.trails = false;
         self.rotation = 0;
         self.changed = false;
     }
@@ -145,10 +153,45 @@ impl VmThreads {
         self.entries.len()
     }
 
+    /// Whether service threads have the rank of the vCPUs from the next [`VmThreads::apply`] on, instead of one more.
+    pub fn set_level(&mut self, level: bool) {
+        self.changed |= self.level != level;
+        self.level = level;
+    }
+
+    /// Whether the service threads keep the former rank until the next [`VmThreads::apply`].
+    pub fn trails(&self) -> bool {
+        self.trails
+    }
+
+    /// Whether it has service threads.
+    pub fn has_service(&self) -> bool {
+        self.entries.iter().any(|e| e.service)
+    }
+
+    /// Makes the service threads run once before the vCPUs of the same rank. `set(tid, priority)` returns 0 or errno.
+    ///
+    /// A thread whose priority is raised preempts the vCPU if it is runnable; one whose priority is lowered comes first in its new
+    /// queue (sched(7)).
+    pub fn lead(&mut self, mut set: impl FnMut(i32, i32) -> i32) -> Applied {
+        let mut applied = Applied::default();
+        for e in self.entries.iter().filter(|e| e.service && e.priority > 0) {
+            for priority in [e.priority + 1, e.priority] {
+                applied.calls += 1;
+                match set(e.tid, priority) {
+                    // Removed when its next priority is set.
+                    0 | libc::ESRCH => {}
+                    errno => applied.refused = errno,
+                }
+            }
+        }
+        applied
+    }
+
     /// Gives every thread the priority of `rank`. `set(tid, priority)` returns 0 or errno. Removes threads that have ended.
     ///
-    /// The kernel queues threads of one priority in the order in which they reach it. So each time the VM is raised, another of its
-    /// vCPUs comes first, and several vCPUs on one core take turns.
+    /// The kernel queues threads of one priority in the order in which they reach it. So service threads come first, and each time
+    /// the VM is raised, another of its vCPUs comes first, and several vCPUs on one core take turns.
     pub fn apply(&mut self, rank: Rank, mut set: impl FnMut(i32, i32) -> i32) -> Applied {
         let mut applied = Applied::default();
         if self.rank == Some(rank) && !self.changed {
@@ -157,35 +200,35 @@ impl VmThreads {
         if self.rank.is_none_or(|old| old < rank) {
             self.rotation = self.rotation.wrapping_add(1);
         }
+        // What the vCPUs have sent is carried before another VM runs.
+        self.trails = self.level && !self.trails && self.rank.is_some_and(|old| old > rank);
         self.rank = Some(rank);
-        self.changed = false;
+        self.changed = self.trails;
         let base = priority(rank);
-        let first = if self.entries.is_empty() {
-            0
-        } else {
-            self.rotation % self.entries.len()
-        };
-        let mut gone = false;
+        let above = i32::from(!self.level);
         let n = self.entries.len();
-        for k in 0..n {
-            let i = if first + k < n {
-                first + k
-            } else {
-                first + k - n
-            };
-            let e = &mut self.entries[i];
-            let want = base + i32::from(e.service);
-            if e.priority == want {
-                continue;
-            }
-            applied.calls += 1;
-            match set(e.tid, want) {
-                0 => e.priority = want,
-                libc::ESRCH => {
-                    e.tid = 0;
-                    gone = true;
+        let first = self.rotation.checked_rem(n).unwrap_or(0);
+        let mut gone = false;
+        for service in [true, false] {
+            for k in (first..n).chain(0..first) {
+                let e = &mut self.entries[k];
+                let want = base + if service { above } else { 0 };
+                if e.service != service
+                    || service && self.trails
+                    || e.priority == want
+                    || e.tid == 0
+                {
+                    continue;
                 }
-                errno => applied.refused = errno,
+                applied.calls += 1;
+                match set(e.tid, want) {
+                    0 => e.priority = want,
+                    libc::ESRCH => {
+                        e.tid = 0;
+                        gone = true;
+                    }
+                    errno => applied.refused = errno,
+                }
             }
         }
         if gone {
@@ -261,174 +304,4 @@ pub fn become_realtime(cpu: u32, priority: i32) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn threads_are_held_and_released_once() {
-        let mut t = VmThreads::new();
-        t.add(1, false);
-        t.add(2, true);
-        assert_eq!(t.hold(false, |_| panic!("none is away")).calls, 0);
-        assert_eq!(t.hold(true, |_| 0).calls, 2);
-        assert!(t.is_held_elsewhere());
-        assert_eq!(t.hold(true, |_| panic!("all are away")).calls, 0);
-        // One that was made there.
-        t.add(3, false);
-        assert_eq!(t.hold(true, |tid| if tid == 3 { 0 } else { 1 }).calls, 1);
-        assert_eq!(t.hold(false, |_| 0).calls, 3);
-        assert!(!t.is_held_elsewhere());
-        assert_eq!(t.hold(true, |_| libc::EINVAL).refused, libc::EINVAL);
-        assert!(!t.is_held_elsewhere());
-    }
-
-    /// A sleeping process, ended when dropped.
-    struct Sleeper(std::process::Child);
-
-    impl Drop for Sleeper {
-        fn drop(&mut self) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
-
-    #[test]
-    fn what_is_set_alone_is_not_inherited_and_an_ordinary_thread_has_no_flag() {
-        use viola_host::attrs::{self, Policy, RESET_ON_FORK, SchedAttr};
-        let sleeper = Sleeper(
-            std::process::Command::new("sleep")
-                .arg("60")
-                .spawn()
-                .unwrap(),
-        );
-        let tid = sleeper.0.id();
-        let now = || attrs::get(tid).unwrap().unwrap();
-        // Real-time classes need root.
-        if set_fifo_alone(tid as i32, 18) != 0 {
-            return;
-        }
-        let with_flag = SchedAttr {
-            flags: RESET_ON_FORK,
-            ..SchedAttr::fifo(18)
-        };
-        assert_eq!(now(), with_flag);
-        assert_eq!(set_fifo(tid as i32, 20), 0);
-        assert_eq!(now(), SchedAttr::fifo(20));
-        assert_eq!(set_fifo_alone(tid as i32, 20), 0);
-        assert_eq!(set_ordinary(tid as i32), 0);
-        assert_eq!((now().policy, now().flags), (Policy::Normal, 0));
-    }
-
-    #[test]
-    fn a_service_thread_ranks_one_above_the_vcpus_of_its_vm() {
-        let mut t = VmThreads::new();
-        t.add(1, false);
-        t.add(2, true);
-        let mut seen = Vec::new();
-        t.apply(Rank::Owner, |tid, p| {
-            seen.push((tid, p));
-            0
-        });
-        seen.sort_unstable();
-        assert_eq!(seen, [(1, 18), (2, 19)]);
-    }
-
-    #[test]
-    fn an_unchanged_rank_costs_no_system_call_but_a_new_thread_is_set() {
-        let mut t = VmThreads::new();
-        t.add(1, false);
-        assert_eq!(t.apply(Rank::Owner, |_, _| 0).calls, 1);
-        assert_eq!(t.apply(Rank::Owner, |_, _| 0).calls, 0);
-        t.add(2, false);
-        assert_eq!(
-            t.apply(Rank::Owner, |tid, _| if tid == 2 {
-                0
-            } else {
-                panic!("{tid}")
-            })
-            .calls,
-            1
-        );
-    }
-
-    #[test]
-    fn forgotten_priorities_are_set_again() {
-        let mut t = VmThreads::new();
-        t.add(1, false);
-        t.add(2, true);
-        t.apply(Rank::Owner, |_, _| 0);
-        t.forget_priorities();
-        assert_eq!(t.apply(Rank::Owner, |_, _| 0).calls, 2);
-    }
-
-    #[test]
-    fn released_threads_get_their_priority_again_at_the_same_rank() {
-        let mut t = VmThreads::new();
-        t.add(1, false);
-        t.add(2, true);
-        t.apply(Rank::Owner, |_, _| 0);
-        assert_eq!(t.release(|_| 0).calls, 2);
-        assert_eq!(t.release(|_| 0).calls, 0);
-        t.add(3, false);
-        assert_eq!(
-            t.release(|tid| if tid == 3 { 0 } else { panic!("{tid}") })
-                .calls,
-            1
-        );
-        assert_eq!(t.apply(Rank::Owner, |_, _| 0).calls, 3);
-        t.release(|_| libc::ESRCH);
-        assert_eq!(t.len(), 3);
-    }
-
-    #[test]
-    fn an_ended_thread_is_removed() {
-        let mut t = VmThreads::new();
-        t.add(1, false);
-        t.add(2, false);
-        t.apply(Rank::Boost, |tid, _| if tid == 1 { libc::ESRCH } else { 0 });
-        assert_eq!(t.len(), 1);
-        assert_eq!(t.apply(Rank::Background, |_, _| 0).calls, 1);
-    }
-
-    #[test]
-    fn a_full_table_removes_ended_threads() {
-        let mut t = VmThreads::new();
-        let me = std::process::id() as i32;
-        t.add(me, true);
-        // Above any number that the kernel gives out.
-        for tid in 0..MAX_VM_THREADS as i32 {
-            assert!(t.add(i32::MAX - tid, false));
-        }
-        assert_eq!(t.len(), 2);
-    }
-
-    #[test]
-    fn a_refusal_is_reported_and_tried_again() {
-        let mut t = VmThreads::new();
-        t.add(1, false);
-        assert_eq!(
-            t.apply(Rank::Owner, |_, _| libc::EPERM).refused,
-            libc::EPERM
-        );
-        assert_eq!(t.apply(Rank::Waiting, |_, _| 0).calls, 1);
-    }
-
-    #[test]
-    fn vcpus_of_one_vm_take_turns() {
-        let mut t = VmThreads::new();
-        for tid in 1..=3 {
-            t.add(tid, false);
-        }
-        let mut firsts = std::collections::BTreeSet::new();
-        for _ in 0..3 {
-            let mut first = None;
-            t.apply(Rank::Boost, |tid, _| {
-                first.get_or_insert(tid);
-                0
-            });
-            firsts.insert(first);
-            t.apply(Rank::Background, |_, _| 0);
-        }
-        assert_eq!(firsts.len(), 3);
-    }
-}
+mod tests;

@@ -86,6 +86,11 @@ impl Boost {
         self.idle_pieces >= MIN_IDLE_PIECES
     }
 
+    /// Whether its requests have spent its reserve, so that its pieces are longer than the microslice `micro` (ns).
+    pub(super) fn is_beyond_share(&self, micro: Nanos) -> bool {
+        self.sees_packets && self.cycle > micro
+    }
+
     /// Updates the mean of what the open requests need, at the end of a piece.
     fn measure_queue(&mut self, requests: RequestCounts) {
         let answered = requests.answered.wrapping_sub(self.answered);

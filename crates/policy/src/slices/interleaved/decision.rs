@@ -17,6 +17,8 @@ impl Interleaved {
             let rank = self.rank_of_ls(i, is_owner);
             out.ranks[i] = rank;
             out.budgets[i] = self.budget_of_ls(i, rank);
+            // Within its share each packet counts, beyond it throughput.
+            out.gathers[i] = self.vms[i].boost.is_beyond_share(self.vms[i].micro);
             out.notify_reply[i] =
                 contended && rank == Rank::Boost && self.vms[i].boost.is_for_request;
             if contended && rank != Rank::Capped {
@@ -40,6 +42,7 @@ impl Interleaved {
             let rank = self.rank_of_batch(i, is_owner);
             out.ranks[i] = rank;
             out.notify_reply[i] = false;
+            out.gathers[i] = true;
             out.budgets[i] = self.budget_of_batch(i, rank, is_owner);
             self.ranks[i] = rank;
         }

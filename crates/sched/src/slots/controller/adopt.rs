@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use viola_policy::slices::{Activity, CoreScheduler, Nanos, OpenRequests};
 use viola_policy::turbo::{RegularConfig, TurboConfig};
 
+use super::moderation::Moderation;
 use super::{Core, LastCounters};
 use crate::plan::Algorithm;
 use crate::slots::shared::{LocalPlan, SharedCore, SharedMemory};
@@ -47,6 +48,7 @@ impl Core {
                     blocks: vm.blocks,
                     wakes: vm.wakes,
                     requests: OpenRequests::default(),
+                    moderation: Moderation::default(),
                 };
             } else if !planned && table.is_planned() {
                 let cpu = own.cpu.load(Ordering::Relaxed);
