@@ -267,7 +267,10 @@ impl Core {
                 true => set_fifo_alone,
                 false => set_fifo,
             };
-            let moderates = self.decision.gathers[i] && threads.has_service();
+            // The kernel of a UML guest is such a thread as well, and takes the interrupts of its programs.
+            let moderates = self.decision.gathers[i]
+                && self.plan.vms[i].resets_on_fork
+                && threads.has_service();
             let moderation = &mut self.last_counters[index as usize].moderation;
             if !moderates {
                 *moderation = Moderation::default();
