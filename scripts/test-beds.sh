@@ -23,7 +23,7 @@ beds() {
     cat <<'BEDS'
 ~ 390 viola qemu_scx daemon::
 ~ 240 viola qemu_scx daemon_turbo::
-~ 1200 viola qemu_operator
+~ 1300 viola qemu_operator
 ~ 200 viola qemu_scx turbo::interrupts
 ~ 200 viola qemu_scx turbo::turbo_cores
 ~ 200 viola qemu_scx mechanism::the_latency
