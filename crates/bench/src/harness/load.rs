@@ -90,17 +90,7 @@ impl Capacity {
         time: Duration,
         seed: u64,
     ) -> Outcome<Self> {
-        let one = Load::Closed {
-            connections: 1,
-            keep_alive: true,
-        };
-        let options = LoadOptions {
-            load: one,
-            servers: 1,
-            rate: 0.0,
-            time,
-            seed,
-        };
+        let options = LoadOptions::closed(1, 1, time, seed);
         let reading = attempt(guests, sampler, &options)?.0;
         let used = reading.shares.first().copied().unwrap_or_default();
         let capacity = reading.answered_per_s / used;
@@ -132,16 +122,7 @@ pub fn served(
     time: Duration,
     seed: u64,
 ) -> Outcome<f64> {
-    let options = LoadOptions {
-        load: Load::Closed {
-            connections: 16,
-            keep_alive: true,
-        },
-        servers,
-        rate: 0.0,
-        time,
-        seed,
-    };
+    let options = LoadOptions::closed(16, servers, time, seed);
     let reading = attempt(guests, sampler, &options)?.0;
     let served = served_in_share(&reading, servers, share);
     match served.is_finite() && served > 0.0 {
@@ -254,6 +235,20 @@ fn attempt(
 }
 
 impl LoadOptions {
+    /// A closed loop of kept connections.
+    fn closed(connections: usize, servers: usize, time: Duration, seed: u64) -> Self {
+        Self {
+            load: Load::Closed {
+                connections,
+                keep_alive: true,
+            },
+            servers,
+            rate: 0.0,
+            time,
+            seed,
+        }
+    }
+
     /// The load on one server.
     fn http(&self, guests: &Guests, number: u64) -> Http {
         let (arrivals, connections, keep_alive) = match self.load {

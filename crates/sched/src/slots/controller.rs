@@ -125,6 +125,7 @@ struct LastCounters {
     used: u64,
     blocks: u32,
     wakes: u64,
+    service_wakes: u32,
     requests: OpenRequests,
     moderation: Moderation,
 }
@@ -229,6 +230,7 @@ impl Core {
             };
             last.used = used.max(last.used);
             last.blocks = vm.blocks;
+            last.service_wakes = vm.service_wakes;
             if vm.wakes != last.wakes {
                 (last.wakes, self.idle_polls) = (vm.wakes, 0);
             }
@@ -268,16 +270,13 @@ impl Core {
                 false => set_fifo,
             };
             // The kernel of a UML guest is such a thread as well, and takes the interrupts of its programs.
-            let moderates = self.decision.gathers[i]
-                && self.plan.vms[i].resets_on_fork
-                && threads.has_service();
-            let moderation = &mut self.last_counters[index as usize].moderation;
+            let moderates = self.decision.gathers[i] && self.plan.vms[i].resets_on_fork;
+            let last = &mut self.last_counters[index as usize];
+            let (moderation, wakes) = (&mut last.moderation, last.service_wakes);
             if !moderates {
                 *moderation = Moderation::default();
             }
-            let leads = moderates
-                && self.seen[i].used > 0
-                && moderation.step(now, self.view.vm(index).service_wakes);
+            let leads = moderates && self.seen[i].used > 0 && moderation.step(now, wakes);
             threads.set_level(moderation.is_on());
             let applied = match in_budget {
                 true => threads.apply(rank, set),

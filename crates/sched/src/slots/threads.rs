@@ -164,11 +164,6 @@ impl VmThreads {
         self.trails
     }
 
-    /// Whether it has service threads.
-    pub fn has_service(&self) -> bool {
-        self.entries.iter().any(|e| e.service)
-    }
-
     /// Makes the service threads run once before the vCPUs of the same rank. `set(tid, priority)` returns 0 or errno.
     ///
     /// A thread whose priority is raised preempts the vCPU if it is runnable; one whose priority is lowered comes first in its new

@@ -128,16 +128,19 @@ impl BedRun<'_> {
     ) -> Outcome<f64> {
         let (key, share) = ((cell.bed, cell.own), cell.bed.fair_shares()[0]);
         let alone = readings.capacity.map_or(f64::INFINITY, |of| of.0 * share);
-        if let Some(served) = readings.served.get(&key) {
-            return Ok(served.min(alone));
-        }
-        if self.side != LoadSide::Stock {
-            let why = format!("{}: what it serves on stock is not known", cell.name());
-            return Err(Failure::run(why));
-        }
-        let guest = (cell.bed.servers(), share);
-        let served = load::served(guests, sampler, guest, SERVED_TIME, self.seed)?;
-        readings.served.insert(key, served);
+        let served = match readings.served.get(&key) {
+            Some(served) => *served,
+            None if self.side != LoadSide::Stock => {
+                let why = format!("{}: what it serves on stock is not known", cell.name());
+                return Err(Failure::run(why));
+            }
+            None => {
+                let guest = (cell.bed.servers(), share);
+                let served = load::served(guests, sampler, guest, SERVED_TIME, self.seed)?;
+                readings.served.insert(key, served);
+                served
+            }
+        };
         Ok(served.min(alone))
     }
 }

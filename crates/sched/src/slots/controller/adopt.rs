@@ -47,6 +47,7 @@ impl Core {
                     used: self.view.used(index, now),
                     blocks: vm.blocks,
                     wakes: vm.wakes,
+                    service_wakes: vm.service_wakes,
                     requests: OpenRequests::default(),
                     moderation: Moderation::default(),
                 };
