@@ -14,8 +14,10 @@ use viola_proto::{Class, VmList};
 
 /// The shortest trial: 8 pairs of windows.
 const LENGTH: Duration = Duration::from_secs(192);
+/// How long the changes of classes between its windows take.
+const CHANGES: Duration = Duration::from_secs(24);
 /// The daemon ends a window's class this long after its last change at the latest, with a second for the change itself.
-const LEASE: Duration = Duration::from_secs(22);
+const LEASE: Duration = Duration::from_secs(27);
 
 /// Pings of a VM with gaps of 4 to 12 ms, for so long.
 fn pings(length: Duration) -> Ping {
@@ -91,13 +93,13 @@ fn a_trial_finds_the_gain_of_a_vm_and_no_loss_of_others_and_leaves_nothing_behin
         ["va", "vb", "vc", "web"].into_iter().all(is_found)
     });
     let [to, web] = ["va", "web"].map(|name| rig.guest(name).address().unwrap());
-    let options = pings(LENGTH + Duration::from_secs(8));
+    let options = pings(LENGTH + CHANGES);
     // Each request on a connection of its own.
     let requests = Http {
         arrivals: Arrivals::poisson(40.0),
         connections: 64,
         requests: 1_000_000,
-        limit: LENGTH + Duration::from_secs(8),
+        limit: LENGTH + CHANGES,
         ..Http::default()
     };
     let done = std::thread::scope(|scope| {

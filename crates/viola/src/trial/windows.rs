@@ -16,9 +16,13 @@ use viola_cli::interrupt;
 use viola_cli::table::note;
 use viola_daemon::vms::report::class_text;
 
-/// Length of a window: the daemon shows delays of the last 10 s, its view is up to a second old, and a new class is in force
-/// within a second.
+/// Length of a window, from when its class is in force: the daemon shows delays of the last 10 s, and its view is up to a second
+/// old.
 pub const WINDOW: Duration = Duration::from_secs(12);
+/// How long a window waits for its class to be in force: a daemon that schedules nothing yet starts its mechanism first.
+const CHANGE_LIMIT: Duration = Duration::from_secs(5);
+/// Interval at which it looks.
+const CHANGE_INTERVAL: Duration = Duration::from_millis(100);
 /// The class of a window ends by itself this long after the window.
 const GRACE_SECONDS: u32 = 8;
 /// Interval at which CPU times are read: the daemon shows those of the last second.
@@ -76,7 +80,7 @@ impl Windows<'_> {
 
     /// Gives the VMs a class for a window, and measures all VMs meanwhile.
     fn window(&self, class: ClassSetting) -> Outcome<Window> {
-        let lease = WINDOW.as_secs() as u32 + GRACE_SECONDS;
+        let lease = (CHANGE_LIMIT + WINDOW).as_secs() as u32 + GRACE_SECONDS;
         for vm in self.tried {
             match self.set(vm, class, lease) {
                 Ok(_) => {}
@@ -86,6 +90,7 @@ impl Windows<'_> {
                 Err(e) => return Err(e.into()),
             }
         }
+        self.wait_for(class)?;
         let end = Instant::now() + WINDOW;
         let mut used: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         loop {
@@ -98,11 +103,7 @@ impl Windows<'_> {
                 used.entry(vm.id.clone()).or_default().push(vm.used);
             }
             if Instant::now() >= end {
-                let lacking = self.tried.iter().find(|vm| {
-                    let now = list.vms.iter().find(|now| now.id == vm.id);
-                    now.is_none_or(|now| !has_class(now, class))
-                });
-                if let Some(vm) = lacking {
+                if let Some(vm) = self.lacking(&list, class) {
                     return Ok(Err(format!(
                         "{} was not in class {} at the end of a window; viola why {} may show the reason",
                         vm.name,
@@ -120,6 +121,27 @@ impl Windows<'_> {
                 return Ok(Ok(list.vms.iter().map(sample).collect()));
             }
         }
+    }
+
+    /// Waits until the class is in force, at most for [`CHANGE_LIMIT`].
+    fn wait_for(&self, class: ClassSetting) -> Outcome {
+        let begin = Instant::now();
+        while begin.elapsed() < CHANGE_LIMIT && !interrupt::asked() {
+            if self.lacking(&self.client.get("/vms")?, class).is_none() {
+                break;
+            }
+            interrupt::sleep(CHANGE_INTERVAL);
+        }
+        Ok(())
+    }
+
+    /// A tried VM that has not the class of the window.
+    fn lacking(&self, list: &VmList, class: ClassSetting) -> Option<&VmReport> {
+        let lacks = |vm: &&&VmReport| {
+            let now = list.vms.iter().find(|now| now.id == vm.id);
+            now.is_none_or(|now| !has_class(now, class))
+        };
+        self.tried.iter().find(lacks).copied()
     }
 
     fn set(
