@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! CPU cgroups for guests with a weight: v1 (`cpu.shares`) or v2 (`cpu.weight`).
+//! CPU cgroups of guests: v1 (`cpu.shares`) or v2 (`cpu.weight`).
 //!
-//! A guest without a weight gets no group: on a v1 kernel with real-time group scheduling, threads
+//! On v2 each KVM guest has a group, as libvirt's VMs have, so that its vCPUs and its vhost have one share together. A UML guest is
+//! a session, which the kernel groups by itself. On v1 a guest without a weight has none: with real-time group scheduling, threads
 //! outside the root group cannot become real-time.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::qemu::Accel;
+use crate::spec::{DEFAULT_WEIGHT, GuestSpec, Vmm};
 
 /// Mount point of the cpu controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +47,25 @@ impl Controller {
             }
         }
         v2.map(Self::V2)
+    }
+
+    /// The controller that makes the group of a guest, and its weight; `None` if it has no group.
+    ///
+    /// # Errors
+    /// The guest has a weight, and the host no controller.
+    pub(crate) fn of_guest(vmm: &Vmm, spec: &GuestSpec) -> Result<Option<(Self, u32)>> {
+        let is_kvm = matches!(vmm, Vmm::Qemu(qemu) if qemu.accel == Some(Accel::Kvm));
+        match (Self::find(), spec.weight) {
+            (Some(controller), Some(weight)) => Ok(Some((controller, weight))),
+            (None, Some(_)) => Err(Error::guest(
+                &spec.name,
+                "it has a `weight`, but this host has no cpu cgroup controller",
+            )),
+            (Some(controller @ Self::V2(_)), None) if is_kvm => {
+                Ok(Some((controller, DEFAULT_WEIGHT)))
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Path of a lab's group.

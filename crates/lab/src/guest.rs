@@ -114,7 +114,7 @@ impl Guest {
         &self.agent
     }
 
-    /// Its cpu cgroup, if it has a weight.
+    /// Its cpu cgroup: that of a KVM guest (cgroup v2), or of a guest with a weight.
     pub fn cgroup(&self) -> Option<&Path> {
         self.cgroup.as_deref()
     }

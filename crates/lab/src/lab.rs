@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use crate::cgroup::Controller;
 use crate::error::{Error, Result};
 use crate::guest::Guest;
 use crate::holder::{Holder, in_netns};
@@ -102,10 +103,8 @@ impl Lab {
 
     fn start_guest(&mut self, index: usize, paths: &Paths) -> Result<()> {
         let spec = self.spec.guests[index].clone();
-        if spec.weight.is_some()
-            && let Some(group) =
-                crate::cgroup::Controller::find().map(|c| c.group(&self.spec.name, &spec.name))
-        {
+        if let Some((controller, _)) = Controller::of_guest(&self.spec.vmm, &spec)? {
+            let group = controller.group(&self.spec.name, &spec.name);
             // recorded before it is created: a kill at any moment leaves nothing unknown
             self.record(|state| state.cgroups.push(group))?;
         }

@@ -62,22 +62,9 @@ pub(crate) fn start(
     let console = run.join(format!("{}.log", spec.name));
     let log = File::options().create(true).append(true).open(&console);
     let log = log.map_err(Error::io("make", &console))?;
-    let cgroup = match spec.weight {
-        None => None,
-        Some(weight) => {
-            let none = || {
-                Error::guest(
-                    &spec.name,
-                    "it has a `weight`, but this host has no cpu cgroup controller",
-                )
-            };
-            Some(
-                Controller::find()
-                    .ok_or_else(none)?
-                    .make(lab, &spec.name, weight)?,
-            )
-        }
-    };
+    let cgroup = Controller::of_guest(vmm, spec)?
+        .map(|(controller, weight)| controller.make(lab, &spec.name, weight))
+        .transpose()?;
     let procs = cgroup
         .as_deref()
         .map(cgroup::procs)

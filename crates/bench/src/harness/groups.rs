@@ -22,6 +22,8 @@ pub struct Groups {
     threads: &'static str,
     root: PathBuf,
     created: Vec<PathBuf>,
+    /// Files of guests' own groups, and what they had.
+    changed: Vec<(PathBuf, String)>,
 }
 
 impl Groups {
@@ -43,6 +45,7 @@ impl Groups {
             },
             root: root.into(),
             created: Vec::new(),
+            changed: Vec::new(),
         })
     }
 
@@ -61,7 +64,7 @@ impl Groups {
                 let cpus: CpuSet = u32::try_from(core).ok().into_iter().collect();
                 for tid in threads.filter(|tid| (*tid == vm.pid) == (core == first)) {
                     let _ = attrs::set_affinity(tid, &cpus).map_err(Failure::run)?;
-                    groups.add_thread(tid, &group);
+                    groups.add_thread(tid, &group)?;
                 }
             }
         }
@@ -104,8 +107,16 @@ impl Groups {
             if weight.is_none() && cap.is_none() {
                 continue;
             }
-            let group = groups.group(guest.name())?;
             let weight = weight.unwrap_or(DEFAULT_WEIGHT);
+            if let (false, Some(own)) = (groups.is_first_version(), guest.cgroup()) {
+                groups.change(own.join("cpu.weight"), &weight_v2(weight).to_string())?;
+                if let Some(cap) = cap {
+                    let quota = PERIOD_US / 100 * cap;
+                    groups.change(own.join("cpu.max"), &format!("{quota} {PERIOD_US}"))?;
+                }
+                continue;
+            }
+            let group = groups.group(guest.name())?;
             match groups.is_first_version() {
                 true => write(&group.join("cpu.shares"), &shares(weight).to_string())?,
                 false => write(&group.join("cpu.weight"), &weight_v2(weight).to_string())?,
@@ -130,9 +141,17 @@ impl Groups {
         write(&group.join("cpu.max"), &format!("{quota_us} {period_us}"))
     }
 
+    /// Changes a file of a guest's own group. What it had is put back at the end.
+    fn change(&mut self, file: PathBuf, text: &str) -> Outcome {
+        let before = fs::read_to_string(&file)
+            .map_err(|e| Failure::run(format!("{}: {e}", file.display())))?;
+        self.changed.push((file.clone(), before));
+        write(&file, text)
+    }
+
     fn add_guest(&self, inventory: &Inventory, guest: &Guest, group: &Path) -> Outcome {
         for thread in find(inventory, guest)?.threads() {
-            self.add_thread(thread.tid, group);
+            self.add_thread(thread.tid, group)?;
         }
         Ok(())
     }
@@ -151,13 +170,16 @@ impl Groups {
     }
 
     /// Ignores a thread that has ended. New threads join the group of their creator.
-    fn add_thread(&self, tid: Tid, group: &Path) {
-        let _ = fs::write(group.join(self.threads), tid.to_string());
+    fn add_thread(&self, tid: Tid, group: &Path) -> Outcome {
+        match write(&group.join(self.threads), &tid.to_string()) {
+            Err(_) if !Path::new(&format!("/proc/{tid}")).exists() => Ok(()),
+            done => done,
+        }
     }
 }
 
 /// viola's default weight.
-const DEFAULT_WEIGHT: u32 = 256;
+pub const DEFAULT_WEIGHT: u32 = 256;
 
 /// A weight as `cpu.shares`, whose default is 1024.
 fn shares(weight: u32) -> u32 {
@@ -185,6 +207,9 @@ fn write(path: &Path, text: &str) -> Outcome {
 
 impl Drop for Groups {
     fn drop(&mut self) {
+        for (file, before) in &self.changed {
+            let _ = fs::write(file, before);
+        }
         let root = self.root.join(self.threads);
         for group in &self.created {
             // New threads join the group of their creator.

@@ -13,7 +13,7 @@ use viola_proto::Events;
 
 use self::daemon::Daemon;
 use super::cpu::{self, CpuSample};
-use super::groups::Groups;
+use super::groups::{DEFAULT_WEIGHT, Groups};
 use viola_cli::error::{Failure, Outcome};
 
 /// Nice value with weight 3906 in the kernel's table (`sched_prio_to_weight`), about four times the default of 1024.
@@ -171,9 +171,18 @@ impl Active {
                     .map(|name| lab.guest(name))
                     .transpose()
                     .map_err(lab_failure)?;
-                let pid = first.map_or(0, viola_lab::Guest::pid);
-                set_weight(pid, NICE_OF_WEIGHT_X4)?;
-                ActiveSide::Weight(pid)
+                match first.filter(|guest| guest.cgroup().is_some()) {
+                    // An autogroup's nice value has no effect in a cgroup.
+                    Some(guest) => {
+                        let weights = [(guest.name().to_owned(), 4 * DEFAULT_WEIGHT)];
+                        ActiveSide::Groups(Groups::limited(lab.guests(), &weights, &[])?)
+                    }
+                    None => {
+                        let pid = first.map_or(0, viola_lab::Guest::pid);
+                        set_weight(pid, NICE_OF_WEIGHT_X4)?;
+                        ActiveSide::Weight(pid)
+                    }
+                }
             }
             Side::Credit | Side::Viola(_) | Side::Auto | Side::Turbo(_) => {
                 let names: Vec<&str> = lab.guests().iter().map(viola_lab::Guest::name).collect();

@@ -69,7 +69,7 @@ pub struct GuestSpec {
     pub cpus: u32,
     /// Host cores on which it may run; empty: any.
     pub cores: Vec<usize>,
-    /// CPU weight, 1 to 10000, default 100. A guest with a weight gets a cpu cgroup of its own,
+    /// CPU weight, 1 to 10000, default 100. A guest with a weight gets a cpu cgroup of its own, as KVM guests do with cgroup v2;
     /// others stay in the root group.
     pub weight: Option<u32>,
     /// Disks, in the guest `/dev/ubda`, `/dev/ubdb`..., with QEMU `/dev/vda`, `/dev/vdb`...
