@@ -269,15 +269,11 @@ impl Core {
                 true => set_fifo_alone,
                 false => set_fifo,
             };
-            // The kernel of a UML guest is such a thread as well, and takes the interrupts of its programs.
-            let moderates = self.decision.gathers[i] && self.plan.vms[i].resets_on_fork;
+            let gathers = self.decision.gathers[i];
             let last = &mut self.last_counters[index as usize];
             let (moderation, wakes) = (&mut last.moderation, last.service_wakes);
-            if !moderates {
-                *moderation = Moderation::default();
-            }
-            let leads = moderates && self.seen[i].used > 0 && moderation.step(now, wakes);
-            threads.set_level(moderation.is_on());
+            let leads = self.seen[i].used > 0 && moderation.step(now, wakes) && gathers;
+            threads.set_level(gathers && moderation.is_on());
             let applied = match in_budget {
                 true => threads.apply(rank, set),
                 false => threads.release(set_ordinary),
@@ -366,7 +362,8 @@ impl Core {
             };
             *least = self.decision.budgets[i].min(*least);
             let last = &self.last_counters[self.indexes[i] as usize];
-            if let (true, Some(at)) = (seen.runnable, last.moderation.next_step()) {
+            let gathers = seen.runnable && self.decision.gathers[i];
+            if let (true, Some(at)) = (gathers, last.moderation.next_step()) {
                 runs = runs.min(at.saturating_sub(now));
             }
         }

@@ -2,7 +2,7 @@
 //! The boost of LSVMs: the range of lags in which they outrank other VMs, and the turn among them.
 
 use super::super::{Activity, Io, Nanos, RequestCounts, US};
-use super::{Interleaved, MIN_BUDGET, margin};
+use super::{Interleaved, MIN_BUDGET, Vm, margin};
 
 /// The boost of one LSVM.
 #[derive(Debug, Clone, Copy)]
@@ -84,11 +84,6 @@ impl Boost {
     /// the rest of an answer to send, and sleeps after it.
     fn computes(&self) -> bool {
         self.idle_pieces >= MIN_IDLE_PIECES
-    }
-
-    /// Whether its requests have spent its reserve, so that its pieces are longer than the microslice `micro` (ns).
-    pub(super) fn is_beyond_share(&self, micro: Nanos) -> bool {
-        self.sees_packets && self.cycle > micro
     }
 
     /// Updates the mean of what the open requests need, at the end of a piece.
@@ -200,6 +195,12 @@ impl Interleaved {
         may_begin && lag >= boost.start_lag - margin
             || self.boosted.contains(i)
                 && (self.ledger.is_alone(i) || lag > boost.stop_lag + margin)
+    }
+
+    /// Whether the requests of an LSVM have spent its reserve, so that its pieces are longer than its microslice.
+    pub(super) fn is_beyond_share(&self, i: usize) -> bool {
+        let Vm { boost, micro, .. } = &self.vms[i];
+        boost.sees_packets && boost.cycle > *micro && self.ledger.lag(i) <= 0
     }
 
     /// Whether an LSVM with a cap waits because it keeps the rest of its quota for requests.

@@ -18,7 +18,7 @@ impl Interleaved {
             out.ranks[i] = rank;
             out.budgets[i] = self.budget_of_ls(i, rank);
             // Within its share each packet counts, beyond it throughput.
-            out.gathers[i] = self.vms[i].boost.is_beyond_share(self.vms[i].micro);
+            out.gathers[i] = self.is_beyond_share(i);
             out.notify_reply[i] =
                 contended && rank == Rank::Boost && self.vms[i].boost.is_for_request;
             if contended && rank != Rank::Capped {

@@ -288,6 +288,9 @@ struct BusyCore {
     requests: OpenRequests,
     /// Run times since the last decision.
     used: [Nanos; 4],
+    /// Run time of the LSVM, and the part of it while its packets may wait.
+    ran: Nanos,
+    gathered: Nanos,
     decided_at: Nanos,
     out: Decision,
 }
@@ -307,6 +310,8 @@ impl BusyCore {
             packets: Packets::default(),
             requests: OpenRequests::default(),
             used: [0; 4],
+            ran: 0,
+            gathered: 0,
             decided_at: 0,
             out: Decision::default(),
         }
@@ -315,6 +320,10 @@ impl BusyCore {
     /// Decides, and returns the VM that runs now.
     fn decide(&mut self, now: Nanos) -> usize {
         self.requests.observe(self.packets, self.used[0]);
+        self.ran += self.used[0];
+        if self.out.gathers[0] {
+            self.gathered += self.used[0];
+        }
         let seen: [Activity; 4] = std::array::from_fn(|i| Activity {
             used: self.used[i],
             runnable: true,
@@ -426,10 +435,10 @@ fn a_busy_lsvm_that_has_spent_its_reserve_waits_no_longer_than_its_piece_costs()
 /// Latencies of a client that asks again `think` ns after each answer. An answer takes a busy LSVM 0.12 ms; three busy
 /// batch VMs are beside it.
 fn closed_loop(time: Nanos, think: Nanos) -> Vec<Nanos> {
-    closed_loop_on(BusyCore::new(), time, think)
+    closed_loop_on(&mut BusyCore::new(), time, think)
 }
 
-fn closed_loop_on(mut core: BusyCore, time: Nanos, think: Nanos) -> Vec<Nanos> {
+fn closed_loop_on(core: &mut BusyCore, time: Nanos, think: Nanos) -> Vec<Nanos> {
     const ANSWER: Nanos = 120 * US;
     // When the next request comes, or when the open one came and what its answer still takes. It computes alone at first.
     let (mut now, mut due, mut open, mut latencies) = (0, 100 * MS, None, Vec::new());
@@ -484,8 +493,21 @@ fn a_client_that_asks_again_at_once_finds_a_busy_lsvm_on_the_core() {
 /// Requests every 3 ms, one at a time, and microslices of 1 ms: a third of the core, if each cost a microslice.
 #[test]
 fn requests_within_the_share_of_a_busy_lsvm_do_not_pay_for_whole_microslices() {
-    let mut latencies = closed_loop_on(BusyCore::with_microslice(MS), 4000 * MS, 2900 * US);
+    let mut latencies = closed_loop_on(&mut BusyCore::with_microslice(MS), 4000 * MS, 2900 * US);
     latencies.sort_unstable();
     let [p50, p99] = [50, 99].map(|p| latencies[latencies.len() * p / 100]);
     assert!(p50 <= 120 * US && p99 <= 300 * US, "{p50} {p99} ns");
+}
+
+#[test]
+fn packets_of_an_lsvm_wait_for_others_only_beyond_its_share() {
+    for (think, least, most) in [(30, 80, 100), (3000, 0, 2)] {
+        let mut core = BusyCore::new();
+        closed_loop_on(&mut core, 4000 * MS, think * US);
+        let percent = 100 * core.gathered / core.ran;
+        assert!(
+            (least..=most).contains(&percent),
+            "{think} us: {percent} % of its run time"
+        );
+    }
 }

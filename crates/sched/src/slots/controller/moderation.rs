@@ -8,7 +8,7 @@ pub const INTERVAL: Nanos = 1_500_000;
 /// Wake-ups within [`INTERVAL`] from which on they wait.
 const MANY: u64 = 2;
 
-/// Whether the service threads of a VM (vhost, I/O threads) rank above its vCPUs.
+/// Whether the service threads of a VM (vhost, I/O threads, the kernel of a UML guest) rank above its vCPUs.
 ///
 /// Above, each packet interrupts the vCPU: an exit, two context switches and an entry. So where many come, the threads have the
 /// vCPUs' rank. They run before the vCPU at the begin of each turn, when it idles, once each [`INTERVAL`], and for a moment after
