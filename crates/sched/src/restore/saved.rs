@@ -69,11 +69,14 @@ impl SavedState {
 
     /// Parses the bytes of the file at `path`.
     pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<Self, RestoreError> {
-        serde_json::from_slice(bytes).map_err(|e| RestoreError::Damaged {
+        let damaged = |e: &dyn std::fmt::Display| RestoreError::Damaged {
             path: path.to_owned(),
             // It may quote the file.
             why: e.to_string().replace(char::is_control, "\u{fffd}"),
-        })
+        };
+        // The parser would not look into texts that it skips (RFC 8259, section 8.1: JSON is UTF-8).
+        let text = std::str::from_utf8(bytes).map_err(|e| damaged(&e))?;
+        serde_json::from_str(text).map_err(|e| damaged(&e))
     }
 
     /// Replaces the file atomically: a reader sees the old or the new one.
