@@ -15,7 +15,7 @@ export PROPTEST_RNG_SEED
 echo "test: random cases by PROPTEST_RNG_SEED=$PROPTEST_RNG_SEED"
 
 # Test binaries without guests and daemons: simulations, and sockets and libraries in network namespaces of their own.
-without_guests=(papers closed_form properties place cycles gaps pace threshold routes haproxy loops nginx ranges storm strict kinds steer still work deliver)
+without_guests=(papers results closed_form properties place cycles gaps pace threshold routes haproxy loops nginx ranges storm strict kinds steer still work deliver)
 
 # A fresh machine builds once, which is faster without incremental compilation.
 [ -d "${CARGO_TARGET_DIR:-target}/debug" ] || export CARGO_INCREMENTAL=${CARGO_INCREMENTAL-0}
