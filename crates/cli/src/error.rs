@@ -72,9 +72,31 @@ pub fn one_line(text: &str) -> String {
         .collect()
 }
 
+/// The text without its middle if it has more than 400 characters: what it quotes may be as long as its author likes.
+pub fn without_middle(text: &str) -> String {
+    const MOST: usize = 400;
+    const PART: usize = 190;
+    let count = text.chars().count();
+    if count <= MOST {
+        return text.to_owned();
+    }
+    let begin = text.chars().take(PART);
+    let end = text.chars().skip(count - PART);
+    begin.chain(" ... ".chars()).chain(end).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_text_keeps_its_begin_and_its_end() {
+        let text = format!("mode: {} is not allowed", "\u{fffd}".repeat(900));
+        let short = without_middle(&text);
+        assert_eq!(short.chars().count(), 190 + 5 + 190);
+        assert!(short.starts_with("mode: ") && short.ends_with(" is not allowed"));
+        assert_eq!(without_middle("short"), "short");
+    }
 
     #[test]
     fn an_error_is_told_with_its_sources_once_each() {

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use viola_cli::toml_text::{explain, line_of, line_of_value};
 use viola_host::CpuSet;
 
-use viola_cli::error::Failure;
+use viola_cli::error::{Failure, without_middle};
 use viola_cli::quantities;
 
 mod auto;
@@ -169,7 +169,7 @@ impl Config {
             ConfigError::At {
                 path: path.to_owned(),
                 line: line_of(text, at),
-                what: explain(e.message(), text, at),
+                what: without_middle(&explain(e.message(), text, at)),
             }
         })?;
         let config = Self {
@@ -191,7 +191,7 @@ impl Config {
         checked.map_err(|conflict| ConfigError::At {
             path: self.path.clone(),
             line: line_of_value(&self.text, &conflict.path),
-            what: conflict.what,
+            what: without_middle(&conflict.what),
         })
     }
 
