@@ -197,10 +197,11 @@ impl Interleaved {
                 && (self.ledger.is_alone(i) || lag > boost.stop_lag + margin)
     }
 
-    /// Whether the requests of an LSVM have spent its reserve, so that its pieces are longer than its microslice.
+    /// Whether the requests of an LSVM have spent its reserve: its pieces are longer than its microslice, and the present one is not
+    /// paid from what it has saved since.
     pub(super) fn is_beyond_share(&self, i: usize) -> bool {
         let Vm { boost, micro, .. } = &self.vms[i];
-        boost.sees_packets && boost.cycle > *micro && self.ledger.lag(i) <= 0
+        boost.sees_packets && boost.cycle > *micro && boost.stop_lag < 0
     }
 
     /// Whether an LSVM with a cap waits because it keeps the rest of its quota for requests.
