@@ -4,7 +4,7 @@
 
 A result must be a whole one: of a clean revision, KVM guests, at least five rounds, no other programs on the guests' core, and
 figures that agree with each other. For each good file its name in bench/results/kvm is printed. Exit status 1: a file is not
-good; 2: a file cannot be read.
+good; 2: wrong usage, or a file that cannot be read.
 """
 
 import json
@@ -69,7 +69,8 @@ def faults(result):
 def main():
     files = [Path(arg) for arg in sys.argv[1:]]
     if any(str(file).startswith("-") for file in files):
-        sys.exit(__doc__.splitlines()[0])
+        print(__doc__.splitlines()[0], file=sys.stderr)
+        sys.exit(2)
     is_all = not files
     files = files or sorted(KVM.glob("*.json"))
     status = 0
