@@ -60,7 +60,7 @@ impl Control {
             let can_act = self.slices.can_act(&self.inputs);
             replan |= self.turbo.decide(&window, &self.inputs, can_act);
             replan |= self.slices.classify(&window, &self.inputs, &self.meter);
-            self.watch_file_senders(&window);
+            self.watch_signs(&window);
             let cpu_time = thread_cpu_time().saturating_sub(cpu_time_before);
             self.decisions.count += 1;
             self.decisions.cpu_ns += cpu_time.as_nanos() as u64;
@@ -70,13 +70,17 @@ impl Control {
         }
     }
 
-    /// Says in the log which VMs vpipe could help, unless no advice is wanted.
-    fn watch_file_senders(&mut self, window: &Snapshot) {
-        let config = &self.inputs.config;
-        if !config.advises(Accelerator::Vpipe) {
-            return;
+    /// Says in the log which VMs vpipe and lanes could help, unless no advice is wanted.
+    fn watch_signs(&mut self, window: &Snapshot) {
+        let (config, vms) = (&self.inputs.config, self.inputs.vms());
+        let mut lines = Vec::new();
+        if config.advises(Accelerator::Vpipe) {
+            lines.extend(self.file_senders.observe(window, vms, config));
         }
-        for (id, line) in (self.file_senders).observe(window, self.inputs.vms(), config) {
+        if config.advises(Accelerator::Lanes) {
+            lines.extend(self.packet_loads.observe(window, vms, config));
+        }
+        for (id, line) in lines {
             log::about(Level::Info, &id, line);
         }
     }

@@ -136,8 +136,8 @@ pub struct VmReport {
     /// Why viola does not apply a setting of the VM, and other remarks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub remarks: Vec<String>,
-    /// Accelerators that would help the VM and that it does not have: `slices`, `turbo`, `vread`, `vpipe`. Only a running daemon
-    /// measures for long enough to tell.
+    /// Accelerators that would help the VM and that it does not have: `slices`, `turbo`, `lanes`, `vread`, `vpipe`. Only a running
+    /// daemon measures for long enough to tell.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub help: Vec<String>,
     /// The same in one sentence.

@@ -22,6 +22,7 @@ use crate::host::launchers;
 use crate::host::libvirt::{Launch, Libvirt};
 use crate::host::registrations::RegistrationWatch;
 use crate::lanes::Lanes;
+use crate::lanes::advice::PacketLoads;
 use crate::slices::Slices;
 use crate::supervisor::Workers;
 use crate::turbo::Turbo;
@@ -52,6 +53,8 @@ pub struct Control {
     libvirt: Option<Libvirt>,
     /// VMs that send files, of which vpipe could do the sending.
     pub(crate) file_senders: FileSenders,
+    /// The packets of each VM.
+    pub(crate) packet_loads: PacketLoads,
     exits: ExitWatch,
     registrations: RegistrationWatch,
     /// When a VM was last found.
@@ -125,6 +128,7 @@ impl Control {
             workers,
             libvirt,
             file_senders: FileSenders::default(),
+            packet_loads: PacketLoads::default(),
             exits: ExitWatch::default(),
             registrations: RegistrationWatch::of(Path::new(
                 viola_host::confirm::registrations::FOLDER,

@@ -138,6 +138,7 @@ impl Control {
             self.turbo.forget(id);
             self.totals.forget(id);
             self.file_senders.forget(id);
+            self.packet_loads.forget(id);
         }
     }
 

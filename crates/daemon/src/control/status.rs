@@ -38,6 +38,9 @@ impl Control {
         if config.advises(Accelerator::Vpipe) {
             (self.file_senders).add_advice(&mut vms, self.inputs.vms(), config);
         }
+        if config.advises(Accelerator::Lanes) {
+            (self.packet_loads).add_advice(&mut vms, self.inputs.vms(), config);
+        }
         let lanes = self.lanes_status();
         let libvirt = self.libvirt_status();
         let daemon = Daemon {

@@ -10,10 +10,12 @@
 //! | `decide` | asks the policy who gets a VF |
 //! | `apply` | grants VFs and takes them back |
 //! | `restore` | takes back or adopts the VFs of an earlier daemon |
+//! | `advice` | which VMs would gain from a VF, where no pool is named |
 //! | `status`, `metrics`, `check` | what the control socket, Prometheus and `viola check` show |
 //!
 //! VFs stay with their guests when the daemon ends; the next daemon finds them by a journal in the run directory.
 
+pub mod advice;
 mod apply;
 pub mod check;
 mod decide;

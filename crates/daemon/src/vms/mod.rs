@@ -8,6 +8,7 @@
 //! | `find` | VMs by name or identity |
 //! | `recent`, `totals` | what VMs spent in the last second, and since the daemon found them |
 //! | `delays` | how long packets, interrupts and random moments waited |
+//! | `signs` | which VMs an accelerator could help |
 //! | `report`, `metrics` | how the control socket and Prometheus show it |
 
 mod delays;
@@ -17,6 +18,7 @@ pub mod metrics;
 pub mod recent;
 pub mod report;
 pub mod settings;
+pub mod signs;
 pub mod totals;
 
 pub use inputs::Inputs;

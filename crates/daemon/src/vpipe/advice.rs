@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which VMs without `[vm.pipe]` send files that the host could send in their place.
 
-use std::collections::BTreeMap;
-
 use viola_host::{Vm, VmId};
 use viola_meter::{Snapshot, VmSample};
 use viola_policy::pipes::{FileSender, FileThresholds, FileWindow};
@@ -10,6 +8,7 @@ use viola_policy::slices::Nanos;
 use viola_proto::VmReport;
 
 use crate::vms::report::propose;
+use crate::vms::signs::{Sign, Signs};
 use viola_cli::quantities::{byte_rate, percent};
 use viola_config::Config;
 
@@ -29,7 +28,7 @@ struct State {
 
 /// What each VM reads and sends.
 #[derive(Debug, Default)]
-pub struct FileSenders(BTreeMap<VmId, State>);
+pub struct FileSenders(Signs<State>);
 
 impl FileSenders {
     /// Takes what each VM did in a window. Returns a line for the log for each VM that has begun to send files and may have a pipe.
@@ -39,25 +38,24 @@ impl FileSenders {
         vms: &[Vm],
         config: &Config,
     ) -> Vec<(VmId, String)> {
-        let mut began = Vec::new();
-        for sample in &window.vms {
-            let state = match self.0.get_mut(&sample.id) {
-                Some(state) => state,
-                None => self.0.entry(sample.id.clone()).or_insert_with(State::new),
-            };
-            let has_begun = state.observe(sample, window) && state.sender.sends();
-            let mut named = vms.iter().filter(|vm| vm.id == sample.id);
-            if has_begun && named.any(|vm| may_have_pipe(vm, config)) {
-                began.push((sample.id.clone(), format!("vpipe could help: it {state}")));
-            }
-        }
-        began
+        let may_have = |id: &VmId| {
+            let mut named = vms.iter().filter(|vm| vm.id == *id);
+            named.any(|vm| may_have_pipe(vm, config))
+        };
+        let began = self.0.observe(window);
+        let named = began.into_iter().filter(|sample| may_have(&sample.id));
+        named
+            .filter_map(|sample| {
+                let state = self.0.get(&sample.id)?;
+                Some((sample.id.clone(), format!("vpipe could help: it {state}")))
+            })
+            .collect()
     }
 
     /// Advises VMs that send files and have no `[vm.pipe]` to get one.
     pub fn add_advice(&self, reports: &mut [VmReport], vms: &[Vm], config: &Config) {
         for (report, vm) in reports.iter_mut().zip(vms) {
-            let state = self.0.get(&vm.id).filter(|s| s.sender.sends());
+            let state = self.0.get(&vm.id);
             let Some(state) = state.filter(|_| may_have_pipe(vm, config)) else {
                 continue;
             };
@@ -72,7 +70,7 @@ impl FileSenders {
 
     /// Forgets a VM that is gone.
     pub fn forget(&mut self, id: &VmId) {
-        self.0.remove(id);
+        self.0.forget(id);
     }
 }
 
@@ -82,8 +80,8 @@ fn may_have_pipe(vm: &Vm, config: &Config) -> bool {
     vm.confirmed.is_some() && settings.is_none_or(|vm| vm.pipe.is_none())
 }
 
-impl State {
-    fn new() -> Self {
+impl Default for State {
+    fn default() -> Self {
         Self {
             sender: FileSender::new(FileThresholds::default()),
             span: 0,
@@ -93,8 +91,9 @@ impl State {
             last: FileWindow::default(),
         }
     }
+}
 
-    /// Takes a sample; `true` when the VM has begun or stopped to send files.
+impl Sign for State {
     fn observe(&mut self, sample: &VmSample, window: &Snapshot) -> bool {
         let total = sample.vcpu_total();
         self.span += window.span;
@@ -112,6 +111,10 @@ impl State {
         };
         (self.span, self.read, self.sent, self.wanted) = (0, 0, 0, 0);
         self.sender.observe(window.at, &self.last)
+    }
+
+    fn is_there(&self) -> bool {
+        self.sender.sends()
     }
 }
 

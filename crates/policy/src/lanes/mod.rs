@@ -38,11 +38,13 @@ mod decision;
 mod measure;
 mod queues;
 mod scheduler;
+mod worth;
 
 pub use classify::Kind;
 pub use decision::{Action, Decision, NicStatus, Reason};
 pub use measure::{CpuTime, Samples, TABLE_2, Traffic, di2};
 pub use scheduler::VfScheduler;
+pub use worth::{Thresholds as WorthThresholds, VfWorth, Window as WorthWindow};
 
 use crate::slices::{MS, Nanos};
 
