@@ -5,7 +5,6 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use serde_json::Value;
 use viola_host::cpuset::MAX_CPUS;
 
 use crate::restore::SavedState;
@@ -24,9 +23,11 @@ pub fn state_files(input: &[u8]) {
             return;
         }
     };
-    let file: Value = serde_json::from_slice(input).expect("JSON");
-    let mut numbers = BTreeSet::new();
-    collect(&file, &mut numbers);
+    // By their digits: a parser that makes values of all numbers refuses those that no value holds, also where nobody reads them.
+    let digits = input.split(|byte| !byte.is_ascii_digit());
+    let numbers: BTreeSet<u64> = digits
+        .filter_map(|digits| std::str::from_utf8(digits).ok()?.parse().ok())
+        .collect();
     let is_named = |number: u64| assert!(numbers.contains(&number), "{number} is not in the file");
     for (pid, start_time) in &state.processes {
         is_named((*pid).into());
@@ -51,15 +52,6 @@ pub fn state_files(input: &[u8]) {
     let written = serde_json::to_vec(&state).expect("JSON");
     let again = SavedState::parse(Path::new("slots.json"), &written).expect("the same file");
     assert_eq!(again, state);
-}
-
-fn collect(value: &Value, numbers: &mut BTreeSet<u64>) {
-    match value {
-        Value::Number(number) => numbers.extend(number.as_u64()),
-        Value::Array(all) => all.iter().for_each(|v| collect(v, numbers)),
-        Value::Object(all) => all.values().for_each(|v| collect(v, numbers)),
-        _ => {}
-    }
 }
 
 #[cfg(test)]
