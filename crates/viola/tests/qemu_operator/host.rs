@@ -48,14 +48,14 @@ pub struct Host {
     _folder: tempfile::TempDir,
 }
 
-/// The package for hosts from `make deb`.
+/// The package for hosts from `scripts/deb.sh --debug`.
 fn package() -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build/deb");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build/deb/debug");
     let name = format!("viola_{}-1_amd64.deb", env!("CARGO_PKG_VERSION"));
     let package = folder.join(&name);
     assert!(
         package.exists(),
-        "there is no build/deb/{name}; run `make deb`"
+        "there is no build/deb/debug/{name}; run scripts/deb.sh --debug"
     );
     package
 }

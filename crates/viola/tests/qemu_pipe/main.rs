@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The host sends and copies files for a QEMU VM, which has a tap on a bridge and disks of two kinds. The VMs are emulated:
 //! part of `make test-beds`. Needs root, TAP devices, the lab's image, that of `scripts/qemu-image.sh --new`,
-//! and for `setup` that of `scripts/debian-image.sh` and the packages of `make deb`.
+//! and for `setup` that of `scripts/debian-image.sh` and the packages of `scripts/deb.sh --debug`.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../pipe/client.rs"]

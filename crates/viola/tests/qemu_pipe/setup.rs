@@ -46,12 +46,12 @@ fn nginx_of_a_debian_is_served_after_one_command() {
     std::fs::write(tree.join("f"), &file).unwrap();
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let package = here.join(format!(
-        "../../build/deb/viola-agent_{}-1_amd64.deb",
+        "../../build/deb/debug/viola-agent_{}-1_amd64.deb",
         env!("CARGO_PKG_VERSION")
     ));
     assert!(
         package.exists(),
-        "there is no {}; run `make deb`",
+        "there is no {}; run scripts/deb.sh --debug",
         package.display()
     );
     let image = Image::find_from([here], "debian").unwrap_or_else(|e| panic!("{e}"));
