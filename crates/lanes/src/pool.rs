@@ -66,6 +66,14 @@ impl Pf {
         number.map_err(LaneError::file(&path))
     }
 
+    /// The largest number of VFs that it can have.
+    ///
+    /// # Errors
+    /// [`LaneError::File`], also for a NIC without SR-IOV.
+    pub fn max_vfs(&self) -> Result<u32, LaneError> {
+        self.number("sriov_totalvfs")
+    }
+
     /// Number of VFs that exist.
     ///
     /// # Errors
@@ -88,7 +96,7 @@ impl Pf {
         };
         let available = self.num_vfs()?;
         if available == 0 {
-            let total = self.number("sriov_totalvfs")?;
+            let total = self.max_vfs()?;
             if total < wanted {
                 return Err(few(total, "it cannot have more"));
             }

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use viola_config::Config;
 use viola_host::{Hypervisor, NicKind, Vm, VmId, proc};
+use viola_lanes::Pf;
 use viola_meter::{Snapshot, VmSample};
 use viola_policy::lanes::{CpuTime, VfWorth, WorthThresholds, WorthWindow, di2};
 use viola_policy::slices::Nanos;
@@ -112,8 +113,7 @@ impl Uplink {
             let ports = fs::read_dir(class.join(&bridge).join("brif")).ok()?;
             let able = ports.flatten().filter_map(|port| {
                 let pf = port.file_name().to_str()?.to_owned();
-                let text = fs::read_to_string(class.join(&pf).join("device/sriov_totalvfs"));
-                let max_vfs = text.ok()?.trim().parse().ok().filter(|n| *n > 0)?;
+                let max_vfs = Pf::at(sys, &pf).max_vfs().ok().filter(|n| *n > 0)?;
                 Some((pf, max_vfs))
             });
             // The first by name: a folder has no order.
