@@ -210,7 +210,7 @@ impl Bench {
                 let mut step = |step: Step<'_>| match step {
                     Step::Cell(cell) => progress.step(
                         &format!("{label}, {}", cell.name()),
-                        loads::LOAD_TIME + loads::AROUND_TIME,
+                        cell.bed.lead() + loads::LOAD_TIME + loads::AROUND_TIME,
                     ),
                     Step::Refused(cell, why) => {
                         progress.say(&format!("left out: {label}, {}: {why}", cell.name()));

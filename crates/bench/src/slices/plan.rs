@@ -305,7 +305,9 @@ impl Plan {
         let bed = |cells: Vec<Cell>| {
             let alone = cells.iter().filter(|cell| cell.has_alone()).count();
             let switches = 2 + u32::from(alone > 0);
-            SWITCH_TIME * switches + (LOAD_TIME + AROUND_TIME) * (2 * cells.len() + alone) as u32
+            let lead: Duration = cells.iter().map(|cell| 2 * cell.bed.lead()).sum();
+            let measured = (LOAD_TIME + AROUND_TIME) * (2 * cells.len() + alone) as u32;
+            SWITCH_TIME * switches + lead + measured
         };
         self.loads_of(lab).into_iter().map(bed).sum()
     }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The cells of HTTP loads: which load on which guests.
 
+use std::time::Duration;
+
 use crate::harness::cell::fair_shares;
 use crate::harness::guests::{OwnWork, WEB, names};
 use crate::harness::load::Load;
@@ -78,6 +80,14 @@ impl Bed {
     /// Whether it needs guests on two cores.
     pub fn has_two_cores(self) -> bool {
         self.setting == Setting::TwoCores
+    }
+
+    /// Time for which each load runs before it is measured.
+    pub fn lead(self) -> Duration {
+        match self.has_two_cores() {
+            true => super::LEAD_TIME,
+            false => Duration::ZERO,
+        }
     }
 
     /// Fair share of each guest, in cores, when all want to run.

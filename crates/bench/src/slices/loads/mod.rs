@@ -21,6 +21,8 @@ pub const MICROSLICE: u32 = 300;
 pub const LOAD_TIME: Duration = Duration::from_millis(800);
 /// Time around a load: to settle, to count the neighbours' work, and to change the own work.
 pub const AROUND_TIME: Duration = Duration::from_millis(350);
+/// Duration of a load before it is measured on two cores: viola moves vCPUs between cores once a second.
+pub const LEAD_TIME: Duration = Duration::from_secs(2);
 /// Duration of the measurement of what a core serves.
 pub const CAPACITY_TIME: Duration = Duration::from_millis(1500);
 
@@ -104,6 +106,14 @@ impl BedRun<'_> {
                 time: LOAD_TIME,
                 seed: self.seed,
             };
+            if !bed.lead().is_zero() {
+                let lead = LoadOptions {
+                    time: bed.lead(),
+                    ..options
+                };
+                // What it measures is not wanted, nor why it was refused: the load that follows is refused then, too.
+                let _ = load::measure(guests, sampler, &lead)?;
+            }
             match load::measure(guests, sampler, &options)? {
                 Ok(reading) => readings.add(*cell, self.side, reading),
                 Err(why) => {
