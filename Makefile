@@ -63,7 +63,7 @@ loom: setup
 same-build: setup
 	@scripts/same-build.sh
 
-## make bench-slices  the figures of bench/results/slices.json, about 25 minutes; ARGS="--quick" for a look
+## make bench-slices  the figures of bench/results/slices.json, about 30 minutes; ARGS="--quick" for a look
 bench-slices: guests build
 	@$(rt) $(lab) bench slices $(ARGS)
 

@@ -17,7 +17,7 @@ pub enum Bench {
     /// Measure response times of a guest that shares its core, and what they cost the other guests.
     ///
     /// HTTP requests come in an open loop, at moments fixed beforehand, inside the guest's share, and in a closed loop
-    /// above it. Needs root, two cores and the lab's guest image (make build). Takes about 25 minutes, with --quick
+    /// above it. Needs root, two cores and the lab's guest image (make build). Takes about 30 minutes, with --quick
     /// about two. A full run writes bench/results/slices.json, a partial run build/bench/slices.json.
     Slices(GuestOptions),
     /// Measure what guests gain when viola chooses their classes itself, against classes set by hand and stock scheduling.

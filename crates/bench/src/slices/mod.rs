@@ -191,6 +191,16 @@ impl Bench {
                 self.progress.step(&label, loads::CAPACITY_TIME);
             }
             loads::measure_capacity(guests, &mut self.sampler, &mut self.loads, seed(round))?;
+            let rates = loads::with_rates(&cells).len() as u32;
+            let label_of_rates = format!("{label}, what the guests serve");
+            (self.progress).step(&label_of_rates, loads::SERVED_TIME * rates);
+            loads::measure_served(
+                &cells,
+                guests,
+                &mut self.sampler,
+                &mut self.loads,
+                seed(round),
+            )?;
             let alone: Vec<loads::Cell> = cells.iter().filter(|c| c.has_alone()).copied().collect();
             let [first, second] = loads::order(round);
             let runs = [(first, &cells), (second, &cells), (LoadSide::Alone, &alone)];

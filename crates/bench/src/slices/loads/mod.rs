@@ -4,6 +4,7 @@
 mod cells;
 mod rows;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 pub use cells::{Bed, Cell, cells};
@@ -45,8 +46,7 @@ pub fn measure_capacity(
     Ok(())
 }
 
-/// Order of the sides in a round. Stock comes first in the first one: there it is measured what the guests serve, so that all
-/// rounds and sides have the same rates.
+/// Order of the sides in a round.
 pub fn order(round: usize) -> [LoadSide; 2] {
     match round % 2 {
         0 => [LoadSide::Stock, LoadSide::Viola],
@@ -95,9 +95,7 @@ impl BedRun<'_> {
             guests.serve(bed.servers(), cell.own, duty)?;
             let rate = match cell.load {
                 Load::Closed { .. } => 0.0,
-                Load::Open(_) => cell
-                    .load
-                    .rate(self.served(cell, guests, sampler, readings)?),
+                Load::Open(_) => cell.load.rate(self.served(cell, readings)?),
             };
             let options = LoadOptions {
                 load: cell.load,
@@ -127,32 +125,43 @@ impl BedRun<'_> {
         active.stop()
     }
 
-    /// What a guest's share serves, requests/s: of what a core serves when requests come one at a time, and no more than the guest
-    /// serves beside its neighbours.
-    fn served(
-        &self,
-        cell: &Cell,
-        guests: &Guests,
-        sampler: &mut ThreadSampler,
-        readings: &mut LoadReadings,
-    ) -> Outcome<f64> {
-        let (key, share) = ((cell.bed, cell.own), cell.bed.fair_shares()[0]);
-        let alone = readings.capacity.map_or(f64::INFINITY, |of| of.0 * share);
-        let served = match readings.served.get(&key) {
-            Some(served) => *served,
-            None if self.side != LoadSide::Stock => {
-                let why = format!("{}: what it serves on stock is not known", cell.name());
-                return Err(Failure::run(why));
-            }
+    /// What a guest's share serves in this round, requests/s: of what a core serves when requests come one at a time, and no more than
+    /// the guest serves beside its neighbours.
+    fn served(&self, cell: &Cell, readings: &LoadReadings) -> Outcome<f64> {
+        let alone = readings.capacity.map_or(f64::INFINITY, |of| of.0);
+        let served = readings.served.get(&(cell.bed, cell.own));
+        match served.and_then(|rounds| rounds.last()) {
+            Some(served) => Ok(served.min(alone * cell.bed.fair_shares()[0])),
             None => {
-                let guest = (cell.bed.servers(), share);
-                let served = load::served(guests, sampler, guest, SERVED_TIME, self.seed)?;
-                readings.served.insert(key, served);
-                served
+                let why = format!("{}: what it serves on stock is not known", cell.name());
+                Err(Failure::run(why))
             }
-        };
-        Ok(served.min(alone))
+        }
     }
+}
+
+/// Measures what the guests of these cells serve on stock, which gives the rates of their open loops. The speed of a machine that others
+/// use too wanders, so each round measures it anew, before its sides.
+pub fn measure_served(
+    cells: &[Cell],
+    guests: &mut Guests,
+    sampler: &mut ThreadSampler,
+    readings: &mut LoadReadings,
+    seed: u64,
+) -> Outcome {
+    for (bed, own) in with_rates(cells) {
+        guests.serve(bed.servers(), own, bed.duty())?;
+        let guest = (bed.servers(), bed.fair_shares()[0]);
+        let served = load::served(guests, sampler, guest, SERVED_TIME, seed)?;
+        readings.served.entry((bed, own)).or_default().push(served);
+    }
+    Ok(())
+}
+
+/// The guests of the open loops among these cells.
+pub fn with_rates(cells: &[Cell]) -> BTreeSet<(Bed, OwnWork)> {
+    let open = cells.iter().filter(|cell| cell.load.is_inside());
+    open.map(|cell| (cell.bed, cell.own)).collect()
 }
 
 /// Progress of [`BedRun::measure`].

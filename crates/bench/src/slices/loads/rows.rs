@@ -43,8 +43,8 @@ pub struct LoadReadings {
     cells: BTreeMap<(Cell, LoadSide), Vec<LoadReading>>,
     /// What a core serves, once it is measured.
     pub capacity: Option<Capacity>,
-    /// What each of these guests serves on stock beside its neighbours, once it is measured, requests/s.
-    pub served: BTreeMap<(Bed, OwnWork), f64>,
+    /// What each of these guests serves on stock beside its neighbours in each round so far, requests/s.
+    pub served: BTreeMap<(Bed, OwnWork), Vec<f64>>,
     /// Number of loads that were refused because the generator was late.
     pub refused: usize,
 }
@@ -99,7 +99,7 @@ impl LoadReadings {
         for ((bed, own), served) in &self.served {
             let (state, bed) = (state(*own), bed.name());
             let name = format!("HTTP requests that its share serves, {state}, {bed}");
-            rows.push(Row::new(name, "1/s").side(STOCK, [*served]));
+            rows.push(Row::new(name, "1/s").side(STOCK, served.iter().copied()));
         }
         let late = |side| {
             let of_side = self.cells.iter().filter(move |((_, s), _)| *s == side);
