@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The daemon's side of a session.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,7 +12,8 @@ use serde_json::Value;
 use super::{Line, Request, serve};
 use crate::answer_process::{self, AnswerProcess};
 use crate::microvm::{Answer, Page};
-use crate::qemu::message::{Lines, MAX_ITEMS, QmpFailure};
+use crate::qemu::line_stream::LineStream;
+use crate::qemu::message::{MAX_ITEMS, QmpFailure};
 use crate::thread::Tid;
 use crate::unix_connect;
 use crate::vm::printable;
@@ -20,10 +21,12 @@ use crate::vm::printable;
 /// Time for the process to start and to pass an answer on, beside the time that the emulator has.
 const PROCESS_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// What it means when the process closes its stream.
+const CLOSED: &str = "its monitor's process: it has ended";
+
 /// A session with one emulator.
 pub(crate) struct Session {
-    stream: UnixStream,
-    lines: Lines,
+    lines: LineStream,
     /// Names of events that came before an answer; bounded.
     events: Vec<String>,
     /// Killed on drop; `None` where a thread of this program reads, which ends with the stream.
@@ -34,7 +37,6 @@ impl Session {
     /// Starts a session on a connection to an emulator.
     fn start(emulator: UnixStream) -> io::Result<Self> {
         let (stream, theirs) = UnixStream::pair()?;
-        stream.set_write_timeout(Some(PROCESS_TIMEOUT))?;
         let process = if answer_process::are_used() {
             Some(AnswerProcess::start(
                 &["monitor"],
@@ -49,8 +51,7 @@ impl Session {
             None
         };
         Ok(Self {
-            stream,
-            lines: Lines::default(),
+            lines: LineStream::new(stream, PROCESS_TIMEOUT, CLOSED)?,
             events: Vec::new(),
             _process: process,
         })
@@ -79,26 +80,14 @@ impl Session {
         request: &Request,
         limit: Duration,
     ) -> Result<T, QmpFailure> {
-        let mut line = serde_json::to_string(request).map_err(|e| QmpFailure::Io(e.into()))?;
-        line.push('\n');
-        self.stream
-            .write_all(line.as_bytes())
-            .map_err(QmpFailure::Io)?;
+        let line = serde_json::to_string(request).map_err(|e| QmpFailure::Io(e.into()))?;
+        self.lines.send(&line)?;
         let until = Instant::now() + limit + PROCESS_TIMEOUT;
         loop {
-            while let Some(line) = self.lines.next() {
-                if let Some(answer) = self.take(&line)? {
-                    return decode(answer)?;
-                }
+            let line = self.lines.wait(until, limit)?;
+            if let Some(answer) = self.take(&line)? {
+                return decode(answer)?;
             }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(QmpFailure::Timeout(limit));
-            }
-            self.stream
-                .set_read_timeout(Some(left))
-                .map_err(QmpFailure::Io)?;
-            self.read(limit)?;
         }
     }
 
@@ -107,15 +96,7 @@ impl Session {
     /// # Errors
     /// When the connection is lost: events may have been missed.
     pub(crate) fn events(&mut self) -> Result<Vec<String>, QmpFailure> {
-        self.stream.set_nonblocking(true).map_err(QmpFailure::Io)?;
-        let read = loop {
-            match self.read(Duration::ZERO) {
-                Ok(()) => {}
-                Err(QmpFailure::Timeout(_)) => break Ok(()),
-                Err(e) => break Err(e),
-            }
-        };
-        self.stream.set_nonblocking(false).map_err(QmpFailure::Io)?;
+        let read = self.lines.read_available();
         while let Some(line) = self.lines.next() {
             if self.take(&line)?.is_some() {
                 return Err(unexpected("an answer without a request"));
@@ -136,22 +117,6 @@ impl Session {
             Ok(Line::Answer(answer)) => Ok(Some(answer)),
             Ok(Line::Lost(why)) => Err(QmpFailure::Io(io::Error::other(printable(&why)))),
             Err(_) => Err(unexpected("a line of another kind")),
-        }
-    }
-
-    /// Reads once; `limit` is for the error.
-    fn read(&mut self, limit: Duration) -> Result<(), QmpFailure> {
-        let mut chunk = [0; 16 * 1024];
-        match self.stream.read(&mut chunk) {
-            Ok(0) => Err(unexpected("it has ended")),
-            Ok(n) => self.lines.push(&chunk[..n]),
-            Err(e) => match e.kind() {
-                io::ErrorKind::Interrupted => Ok(()),
-                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-                    Err(QmpFailure::Timeout(limit))
-                }
-                _ => Err(QmpFailure::Io(e)),
-            },
         }
     }
 }

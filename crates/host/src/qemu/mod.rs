@@ -8,7 +8,7 @@
 //! | `options.rs`, `args.rs` | its command line |
 //! | `view.rs` | QMP's answers in terms of the host's threads |
 //! | `state.rs` | the QMP queries for state, threads and disks |
-//! | [`qmp`], `message.rs` | the QMP connection |
+//! | [`qmp`], `message.rs`, `line_stream.rs` | the QMP connection |
 //! | [`devices`] | plugs and unplugs devices |
 //! | [`disk_watch`] | waits for events that concern the disks |
 //!
@@ -21,6 +21,7 @@ pub mod devices;
 pub mod disk_watch;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
+pub(crate) mod line_stream;
 pub(crate) mod message;
 mod options;
 mod process;

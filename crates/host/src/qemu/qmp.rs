@@ -7,14 +7,14 @@
 //!
 //! QEMU serves one client per socket at a time, so the inventory keeps its sessions to a few milliseconds.
 
-use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::message::{Lines, MAX_ITEMS, Message, parse_message};
+use super::line_stream::LineStream;
+use super::message::{MAX_ITEMS, Message, parse_message};
 pub use super::message::{QmpError, QmpFailure};
 
 /// Default timeout for one answer.
@@ -24,8 +24,7 @@ pub(super) const SESSION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A connection to one QMP server.
 pub(crate) struct Connection {
-    stream: UnixStream,
-    lines: Lines,
+    lines: LineStream,
     deadline: Instant,
     /// Timeout for one answer.
     answer_timeout: Duration,
@@ -37,12 +36,9 @@ pub(crate) struct Connection {
 impl Connection {
     /// Negotiates on a connected stream. Each answer has `answer_timeout`.
     pub(crate) fn start(stream: UnixStream, answer_timeout: Duration) -> Result<Self, QmpFailure> {
-        stream
-            .set_write_timeout(Some(ANSWER_TIMEOUT))
-            .map_err(QmpFailure::Io)?;
+        let lines = LineStream::new(stream, ANSWER_TIMEOUT, "the server closed the connection");
         let mut connection = Self {
-            stream,
-            lines: Lines::default(),
+            lines: lines.map_err(QmpFailure::Io)?,
             deadline: Instant::now() + SESSION_TIMEOUT.max(answer_timeout),
             answer_timeout,
             last_id: 0,
@@ -59,7 +55,7 @@ impl Connection {
 
     /// For poll(2).
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+        self.lines.as_fd()
     }
 
     /// Names of the events that came since the last call, as far as they have been read.
@@ -70,27 +66,7 @@ impl Connection {
     /// Reads the events that have come. Does not wait.
     pub(crate) fn read_events(&mut self) -> Result<(), QmpFailure> {
         self.restart_deadline();
-        let mut chunk = [0; 16 * 1024];
-        self.stream.set_nonblocking(true).map_err(QmpFailure::Io)?;
-        let read = loop {
-            match self.stream.read(&mut chunk) {
-                Ok(0) => {
-                    break Err(QmpFailure::Malformed(
-                        "the server closed the connection".to_owned(),
-                    ));
-                }
-                Ok(n) => {
-                    if let Err(e) = self.lines.push(&chunk[..n]) {
-                        break Err(e);
-                    }
-                }
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break Ok(()),
-                Err(e) => break Err(QmpFailure::Io(e)),
-            }
-        };
-        self.stream.set_nonblocking(false).map_err(QmpFailure::Io)?;
-        read?;
+        self.lines.read_available()?;
         while let Some(line) = self.lines.next() {
             if let Message::Event(name) = parse_message(&line)? {
                 self.keep_event(name);
@@ -133,10 +109,7 @@ impl Connection {
         if let Some(arguments) = arguments {
             line["arguments"] = arguments;
         }
-        let line = format!("{line}\n");
-        self.stream
-            .write_all(line.as_bytes())
-            .map_err(|e| timeout_or_io(e, ANSWER_TIMEOUT))?;
+        self.lines.send(&line.to_string())?;
         let until = Instant::now() + limit;
         self.deadline = self.deadline.max(until);
         loop {
@@ -163,35 +136,6 @@ impl Connection {
     /// The next message before `until`, which is `limit` after the command.
     fn message_before(&mut self, until: Instant, limit: Duration) -> Result<Message, QmpFailure> {
         let until = until.min(self.deadline);
-        let mut chunk = [0; 16 * 1024];
-        loop {
-            if let Some(line) = self.lines.next() {
-                return parse_message(&line);
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(QmpFailure::Timeout(limit));
-            }
-            self.stream
-                .set_read_timeout(Some(left))
-                .map_err(QmpFailure::Io)?;
-            match self.stream.read(&mut chunk) {
-                Ok(0) => {
-                    return Err(QmpFailure::Malformed(
-                        "the server closed the connection".to_owned(),
-                    ));
-                }
-                Ok(n) => self.lines.push(&chunk[..n])?,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(timeout_or_io(e, limit)),
-            }
-        }
-    }
-}
-
-fn timeout_or_io(error: io::Error, limit: Duration) -> QmpFailure {
-    match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => QmpFailure::Timeout(limit),
-        _ => QmpFailure::Io(error),
+        parse_message(&self.lines.wait(until, limit)?)
     }
 }
