@@ -60,11 +60,10 @@ fn of_daemon(lanes: &Lanes) -> (RowState, &'static str, String, Option<&'static 
 /// NICs of this host that could have VFs.
 fn able(sys: &Path) -> String {
     let nics = std::fs::read_dir(sys.join("class/net"));
-    let names = nics.into_iter().flatten().flatten().map(|e| e.path());
-    let able = names.filter(|p| p.join("device/sriov_totalvfs").exists());
-    let mut able: Vec<String> = able
-        .filter_map(|p| Some(p.file_name()?.to_string_lossy().into_owned()))
-        .collect();
+    let names = nics.into_iter().flatten().flatten();
+    let names = names.map(|nic| nic.file_name().to_string_lossy().into_owned());
+    let makes_vfs = |nic: &String| Pf::at(sys, nic).max_vfs().is_ok_and(|vfs| vfs > 0);
+    let mut able: Vec<String> = names.filter(makes_vfs).collect();
     able.sort();
     match able.is_empty() {
         true => "no NIC of this host has SR-IOV".into(),
@@ -83,6 +82,8 @@ mod tests {
         assert!(able(top.path()).starts_with("no NIC"));
         let device = top.path().join("class/net/p0/device");
         std::fs::create_dir_all(&device).unwrap();
+        std::fs::write(device.join("sriov_totalvfs"), "0\n").unwrap();
+        assert!(able(top.path()).starts_with("no NIC"));
         std::fs::write(device.join("sriov_totalvfs"), "7\n").unwrap();
         assert!(able(top.path()).contains("p0 could have VFs"));
     }
