@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Hysteresis in time: a choice changes after several windows in a row asked for the change, and not too soon after the
 //! last change.
+//!
+//! [`Sustained`] is a sign that begins by one rule and lasts by a weaker one.
 
 use crate::slices::Nanos;
 
@@ -71,6 +73,40 @@ impl<T: Copy + PartialEq> Hysteresis<T> {
     }
 }
 
+/// A sign that a VM shows over several windows.
+#[derive(Debug, Clone)]
+pub(crate) struct Sustained(Hysteresis<bool>);
+
+/// How long a [`Sustained`] sign takes to begin and to end.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Patience {
+    /// Number of windows in a row until it is there, and until it no longer is.
+    pub windows: (u32, u32),
+    /// Minimum time between two changes, ns.
+    pub hold: Nanos,
+}
+
+impl Sustained {
+    /// A sign that is not there yet.
+    pub(crate) fn new() -> Self {
+        Self(Hysteresis::new(false))
+    }
+
+    pub(crate) fn is_there(&self) -> bool {
+        self.0.value()
+    }
+
+    /// Takes a window that ended at `now`: whether the sign may begin by it, and whether one that is there lasts. Returns whether
+    /// [`Sustained::is_there`] has changed.
+    pub(crate) fn observe(&mut self, now: Nanos, begins: bool, lasts: bool, p: &Patience) -> bool {
+        let (to, windows) = match self.is_there() {
+            false => (begins, p.windows.0),
+            true => (lasts, p.windows.1),
+        };
+        self.0.observe(now, to, windows, p.hold) == Step::Changed
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,5 +127,33 @@ mod tests {
         assert_eq!(s.observe(106, 0, 2, 100), Step::Changed);
         s.set(107, 5);
         assert_eq!(s.observe(108, 5, 2, 100), Step::Same);
+    }
+
+    #[test]
+    fn a_sign_that_is_there_lasts_by_the_weaker_rule() {
+        let patience = Patience {
+            windows: (2, 3),
+            hold: 0,
+        };
+        let mut sign = Sustained::new();
+        // (begins, lasts) of each window, and whether the sign is there after it
+        let windows = [
+            (true, true, false),
+            (false, true, false),
+            (true, true, false),
+            (true, true, true),
+            (false, true, true),
+            (false, false, true),
+            (false, false, true),
+            (false, true, true),
+            (false, false, true),
+            (false, false, true),
+            (true, false, false),
+        ];
+        for (i, (begins, lasts, there)) in windows.into_iter().enumerate() {
+            let changed = sign.observe(i as Nanos, begins, lasts, &patience);
+            assert_eq!(sign.is_there(), there, "window {i}");
+            assert_eq!(changed, [3, 10].contains(&i), "window {i}");
+        }
     }
 }

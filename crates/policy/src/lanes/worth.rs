@@ -3,7 +3,7 @@
 //! packets, which a VF takes over, costs much CPU time.
 
 use super::{Config, Kind, Traffic, classify};
-use crate::hysteresis::{Hysteresis, Step};
+use crate::hysteresis::{Patience, Sustained};
 use crate::slices::{MS, Nanos};
 
 /// What the meter measured of one VM in one window.
@@ -28,10 +28,8 @@ pub struct Thresholds {
     pub packets: (f64, f64),
     /// The same for [`Window::service`].
     pub service: (f64, f64),
-    /// Number of windows in a row until it is worth it, and until it no longer is.
-    pub windows: (u32, u32),
-    /// Minimum time between two changes, ns.
-    pub hold: Nanos,
+    /// How long it takes until it is worth it, and until it no longer is.
+    pub patience: Patience,
 }
 
 impl Default for Thresholds {
@@ -40,8 +38,10 @@ impl Default for Thresholds {
             config: Config::default(),
             packets: (10_000.0, 3_000.0),
             service: (0.1, 0.04),
-            windows: (2, 6),
-            hold: 30_000 * MS,
+            patience: Patience {
+                windows: (2, 6),
+                hold: 30_000 * MS,
+            },
         }
     }
 }
@@ -50,7 +50,7 @@ impl Default for Thresholds {
 #[derive(Debug, Clone)]
 pub struct VfWorth {
     thresholds: Thresholds,
-    is_worth_it: Hysteresis<bool>,
+    is_worth_it: Sustained,
 }
 
 impl VfWorth {
@@ -58,13 +58,13 @@ impl VfWorth {
     pub fn new(thresholds: Thresholds) -> Self {
         Self {
             thresholds,
-            is_worth_it: Hysteresis::new(false),
+            is_worth_it: Sustained::new(),
         }
     }
 
     /// Whether it would.
     pub fn is_worth_it(&self) -> bool {
-        self.is_worth_it.value()
+        self.is_worth_it.is_there()
     }
 
     /// Takes a window that ended at `now` (ns, never goes back). Returns whether [`VfWorth::is_worth_it`] has changed.
@@ -75,19 +75,10 @@ impl VfWorth {
             avg: window.packets,
         };
         let kind: Kind = classify::classify(&t.config, window.di2, traffic);
-        let (to, windows) = match self.is_worth_it() {
-            false => (
-                kind.network_bound()
-                    && window.packets >= t.packets.0
-                    && window.service >= t.service.0,
-                t.windows.0,
-            ),
-            true => (
-                window.packets >= t.packets.1 && window.service >= t.service.1,
-                t.windows.1,
-            ),
-        };
-        self.is_worth_it.observe(now, to, windows, t.hold) == Step::Changed
+        let begins =
+            kind.network_bound() && window.packets >= t.packets.0 && window.service >= t.service.0;
+        let lasts = window.packets >= t.packets.1 && window.service >= t.service.1;
+        self.is_worth_it.observe(now, begins, lasts, &t.patience)
     }
 }
 

@@ -5,7 +5,7 @@
 //! is worth a proposal where the VM's vCPUs need time for it. Files that lie in a page cache, of the guest or of the host,
 //! are not read from storage, so this sees only part of them.
 
-use crate::hysteresis::{Hysteresis, Step};
+use crate::hysteresis::{Patience, Sustained};
 use crate::slices::{MS, Nanos};
 
 /// What the meter measured of one VM in one window.
@@ -40,10 +40,8 @@ pub struct Thresholds {
     pub part: (f64, f64),
     /// Minimum [`Window::wanted`] for a VM to count.
     pub wanted: f64,
-    /// Number of windows in a row until it counts, and until it no longer does.
-    pub windows: (u32, u32),
-    /// Minimum time between two changes, ns.
-    pub hold: Nanos,
+    /// How long it takes until it counts, and until it no longer does.
+    pub patience: Patience,
 }
 
 impl Default for Thresholds {
@@ -52,8 +50,10 @@ impl Default for Thresholds {
             carried: (8e6, 2e6),
             part: (0.5, 0.25),
             wanted: 0.1,
-            windows: (2, 6),
-            hold: 30_000 * MS,
+            patience: Patience {
+                windows: (2, 6),
+                hold: 30_000 * MS,
+            },
         }
     }
 }
@@ -62,7 +62,7 @@ impl Default for Thresholds {
 #[derive(Debug, Clone)]
 pub struct FileSender {
     thresholds: Thresholds,
-    sends: Hysteresis<bool>,
+    sends: Sustained,
 }
 
 impl FileSender {
@@ -70,31 +70,23 @@ impl FileSender {
     pub fn new(thresholds: Thresholds) -> Self {
         Self {
             thresholds,
-            sends: Hysteresis::new(false),
+            sends: Sustained::new(),
         }
     }
 
     /// Whether it sends files.
     pub fn sends(&self) -> bool {
-        self.sends.value()
+        self.sends.is_there()
     }
 
     /// Takes a window that ended at `now` (ns, never goes back). Returns whether [`FileSender::sends`] has changed.
     pub fn observe(&mut self, now: Nanos, window: &Window) -> bool {
         let t = &self.thresholds;
-        let (to, needed) = match self.sends() {
-            false => (
-                window.carried() >= t.carried.0
-                    && window.is_mostly_files(t.part.0)
-                    && window.wanted >= t.wanted,
-                t.windows.0,
-            ),
-            true => (
-                window.carried() >= t.carried.1 && window.is_mostly_files(t.part.1),
-                t.windows.1,
-            ),
-        };
-        self.sends.observe(now, to, needed, t.hold) == Step::Changed
+        let begins = window.carried() >= t.carried.0
+            && window.is_mostly_files(t.part.0)
+            && window.wanted >= t.wanted;
+        let lasts = window.carried() >= t.carried.1 && window.is_mostly_files(t.part.1);
+        self.sends.observe(now, begins, lasts, &t.patience)
     }
 }
 
