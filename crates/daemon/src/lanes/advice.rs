@@ -7,28 +7,19 @@ use std::path::Path;
 use viola_config::Config;
 use viola_host::{Hypervisor, NicKind, Vm, VmId, proc};
 use viola_lanes::Pf;
-use viola_meter::{Snapshot, VmSample};
+use viola_meter::Snapshot;
 use viola_policy::lanes::{CpuTime, VfWorth, WorthThresholds, WorthWindow, di2};
 use viola_policy::slices::Nanos;
 use viola_proto::VmReport;
 
 use crate::vms::report::propose;
-use crate::vms::signs::{Sign, Signs};
+use crate::vms::signs::{Sign, Signs, Sum};
 use viola_cli::quantities::percent;
 
-/// Shortest window, ns.
-const WINDOW: Nanos = 5_000_000_000;
-
-/// Sums of the current window of one VM, and what the last one showed.
+/// Whether a VF is worth it for a VM, and what its last window showed.
 #[derive(Debug)]
 struct State {
     worth: VfWorth,
-    span: Nanos,
-    samples: u32,
-    with_packets: u32,
-    packets: u64,
-    service: Nanos,
-    vcpus: Vec<CpuTime>,
     last: WorthWindow,
 }
 
@@ -142,46 +133,25 @@ impl Default for State {
     fn default() -> Self {
         Self {
             worth: VfWorth::new(WorthThresholds::default()),
-            span: 0,
-            samples: 0,
-            with_packets: 0,
-            packets: 0,
-            service: 0,
-            vcpus: Vec::new(),
             last: WorthWindow::default(),
         }
     }
 }
 
 impl Sign for State {
-    fn observe(&mut self, sample: &VmSample, window: &Snapshot) -> bool {
-        let packets = sample.traffic.rx_packets + sample.traffic.tx_packets;
-        self.span += window.span;
-        self.samples += 1;
-        self.with_packets += u32::from(packets > 0);
-        self.packets += packets;
-        self.service += sample.service.run;
-        self.vcpus.resize(sample.vcpus.len(), CpuTime::default());
-        for (sum, vcpu) in self.vcpus.iter_mut().zip(&sample.vcpus) {
-            sum.gotten += vcpu.run;
-            sum.blocked += vcpu.blocked;
-        }
-        if self.span < WINDOW {
-            return false;
-        }
+    fn observe(&mut self, at: Nanos, window: &Sum) -> bool {
+        let (total, traffic) = (&window.total, &window.total.traffic);
+        let vcpus = total.vcpus.iter().map(|times| CpuTime {
+            gotten: times.run,
+            blocked: times.blocked,
+        });
         self.last = WorthWindow {
-            di2: di2(&self.vcpus),
-            freq: 100.0 * f64::from(self.with_packets) / f64::from(self.samples),
-            packets: self.packets as f64 * 1e9 / self.span as f64,
-            service: self.service as f64 / self.span as f64,
+            di2: di2(&vcpus.collect::<Vec<_>>()),
+            freq: 100.0 * window.part_with_packets(),
+            packets: window.per_s(traffic.rx_packets + traffic.tx_packets),
+            service: window.cores(total.service.run),
         };
-        let (worth, last) = (self.worth.clone(), self.last);
-        *self = Self {
-            worth,
-            last,
-            ..Self::default()
-        };
-        self.worth.observe(window.at, &self.last)
+        self.worth.observe(at, &self.last)
     }
 
     fn is_there(&self) -> bool {
@@ -205,7 +175,7 @@ mod tests {
     use super::*;
     use crate::testing::{view, vm};
     use viola_host::Nic;
-    use viola_meter::{Times, Traffic};
+    use viola_meter::{Times, Traffic, VmSample};
 
     /// A confirmed QEMU VM with a tap in this namespace.
     fn with_tap() -> Vm {
@@ -245,7 +215,7 @@ mod tests {
             let window = Snapshot {
                 at: tick * 100_000_000,
                 span: 100_000_000,
-                with_disks: false,
+                with_disks: tick % 10 == 9,
                 vms: vec![VmSample {
                     id: with_tap().id,
                     vcpus: vec![Times {

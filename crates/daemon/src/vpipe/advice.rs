@@ -2,27 +2,20 @@
 //! Which VMs without `[vm.pipe]` send files that the host could send in their place.
 
 use viola_host::{Vm, VmId};
-use viola_meter::{Snapshot, VmSample};
+use viola_meter::Snapshot;
 use viola_policy::pipes::{FileSender, FileThresholds, FileWindow};
 use viola_policy::slices::Nanos;
 use viola_proto::VmReport;
 
 use crate::vms::report::propose;
-use crate::vms::signs::{Sign, Signs};
+use crate::vms::signs::{Sign, Signs, Sum};
 use viola_cli::quantities::{byte_rate, percent};
 use viola_config::Config;
 
-/// Shortest window, ns. Disk counters come once a second.
-const WINDOW: Nanos = 5_000_000_000;
-
-/// Sums of the current window of one VM, and what the last one showed.
+/// Whether a VM sends files, and what its last window showed.
 #[derive(Debug)]
 struct State {
     sender: FileSender,
-    span: Nanos,
-    read: u64,
-    sent: u64,
-    wanted: u64,
     last: FileWindow,
 }
 
@@ -84,33 +77,20 @@ impl Default for State {
     fn default() -> Self {
         Self {
             sender: FileSender::new(FileThresholds::default()),
-            span: 0,
-            read: 0,
-            sent: 0,
-            wanted: 0,
             last: FileWindow::default(),
         }
     }
 }
 
 impl Sign for State {
-    fn observe(&mut self, sample: &VmSample, window: &Snapshot) -> bool {
-        let total = sample.vcpu_total();
-        self.span += window.span;
-        self.read += sample.traffic.disk_read;
-        self.sent += sample.traffic.tx_bytes;
-        self.wanted += total.run + total.wait;
-        if !window.with_disks || self.span < WINDOW {
-            return false;
-        }
-        let seconds = self.span as f64 / 1e9;
+    fn observe(&mut self, at: Nanos, window: &Sum) -> bool {
+        let (traffic, total) = (&window.total.traffic, window.total.vcpu_total());
         self.last = FileWindow {
-            read: self.read as f64 / seconds,
-            sent: self.sent as f64 / seconds,
-            wanted: self.wanted as f64 / self.span as f64,
+            read: window.per_s(traffic.disk_read),
+            sent: window.per_s(traffic.tx_bytes),
+            wanted: window.cores(total.run + total.wait),
         };
-        (self.span, self.read, self.sent, self.wanted) = (0, 0, 0, 0);
-        self.sender.observe(window.at, &self.last)
+        self.sender.observe(at, &self.last)
     }
 
     fn is_there(&self) -> bool {
@@ -135,7 +115,7 @@ mod tests {
     use super::*;
     use crate::testing::{view, vm};
     use std::path::Path;
-    use viola_meter::{Times, Traffic};
+    use viola_meter::{Times, Traffic, VmSample};
 
     /// Number of lines for the log in the seconds of a VM that reads and sends so many MB/s.
     fn run(
