@@ -54,33 +54,19 @@ struct {
 static __always_inline int parse_segment(const struct sk_buff *skb, u32 at, u32 to_guest, struct segment *s,
 					 struct conversation_key *key)
 {
-	u32 proto = bpf_ntohs(skb->protocol), header, bytes, from, to;
-	u8 ip[IP6_BYTES] = {}, tcp[TCP_BYTES] = {};
+	struct headers h;
+	u32 from, to;
 
-	if (bpf_probe_read_kernel(ip, 20, skb->data + at))
+	if (!read_headers(skb, at, &h) || h.transport != TCP)
 		return 0;
-	if (proto == IP4 && (ip[0] & 15) >= 5 && ip[9] == TCP && !(ip[6] & 0x3f) && !ip[7]) {
-		header = (ip[0] & 15) * 4;
-		bytes = ip[2] << 8 | ip[3];
-		__builtin_memcpy(key->peer, to_guest ? ip + 12 : ip + 16, 4);
-	} else if (proto == IP6 && ip[6] == TCP) {
-		if (bpf_probe_read_kernel(ip + 20, 20, skb->data + at + 20))
-			return 0;
-		header = IP6_BYTES;
-		bytes = IP6_BYTES + (ip[4] << 8 | ip[5]);
-		__builtin_memcpy(key->peer, to_guest ? ip + 8 : ip + 24, 16);
-	} else {
-		return 0;
-	}
-	if (bpf_probe_read_kernel(tcp, TCP_BYTES, skb->data + at + header))
-		return 0;
-	from = tcp[0] << 8 | tcp[1];
-	to = tcp[2] << 8 | tcp[3];
+	copy_address(key->peer, &h, to_guest);
+	from = source_port(&h);
+	to = destination_port(&h);
 	key->guest_port = s->guest_port = to_guest ? to : from;
 	key->peer_port = s->peer_port = to_guest ? from : to;
-	s->flags = tcp[13];
+	s->flags = h.tcp[13];
 	/* Segments that the NIC would cut may be longer than the header can say. */
-	s->has_data = header + (tcp[12] >> 4) * 4 < bytes || skb->len > HEADER_BYTES;
+	s->has_data = h.bytes + (h.tcp[12] >> 4) * 4 < h.whole || skb->len > HEADER_BYTES;
 	return 1;
 }
 

@@ -4,7 +4,7 @@
 #define VIOLA_NICS_H
 
 #include "acct.h"
-#include "packets.h"
+#include "headers.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

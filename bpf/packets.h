@@ -3,8 +3,10 @@
 #ifndef VIOLA_PACKETS_H
 #define VIOLA_PACKETS_H
 
+#include "headers.h"
+
 enum {
-	ETH_BYTES = 14, IP4 = 0x0800, IP6 = 0x86dd, IP6_BYTES = 40, TCP = 6, TCP_BYTES = 20, UDP = 17, SYN = 0x02,
+	SYN = 0x02,
 	/* Ethernet, and the longest headers of IPv4 and TCP */
 	HEADER_BYTES = ETH_BYTES + 60 + 60,
 };
@@ -24,35 +26,19 @@ static __always_inline u32 word_at(const u8 *bytes)
 static __always_inline struct packet parse_packet(const struct sk_buff *skb, u32 at)
 {
 	struct packet packet = { .is_answer = 1 };
-	u8 ip[IP6_BYTES] = {}, tcp[TCP_BYTES] = {};
-	u32 header, whole, hash, transport, proto = bpf_ntohs(skb->protocol);
+	struct headers h;
+	u32 hash;
 
-	if (bpf_probe_read_kernel(ip, 20, skb->data + at))
+	if (!read_headers(skb, at, &h))
 		return packet;
-	if (proto == IP4 && (ip[0] & 15) >= 5) {
-		hash = word_at(ip + 12) ^ word_at(ip + 16);
-		transport = (ip[6] & 0x3f) || ip[7] ? 0 : ip[9]; /* 0: a fragment */
-		header = (ip[0] & 15) * 4;
-		whole = ip[2] << 8 | ip[3];
-	} else if (proto == IP6) {
-		if (bpf_probe_read_kernel(ip + 20, 20, skb->data + at + 20))
-			return packet;
-		hash = word_at(ip + 20) ^ word_at(ip + 36);
-		transport = ip[6];
-		header = IP6_BYTES;
-		whole = IP6_BYTES + (ip[4] << 8 | ip[5]);
-	} else {
-		return packet;
-	}
-	if ((transport == TCP || transport == UDP) &&
-	    !bpf_probe_read_kernel(tcp, TCP_BYTES, skb->data + at + header)) {
-		/* Both ports, in either order. */
-		hash ^= (tcp[0] << 8 | tcp[1]) ^ (tcp[2] << 8 | tcp[3]);
-		if (transport == TCP) {
-			packet.is_answer = !(tcp[13] & SYN);
-			packet.needs_no_reply = packet.is_answer && skb->len <= HEADER_BYTES &&
-						header + (tcp[12] >> 4) * 4 >= whole;
-		}
+	hash = h.is_ip6 ? word_at(h.ip + 20) ^ word_at(h.ip + 36) : word_at(h.ip + 12) ^ word_at(h.ip + 16);
+	/* Both ports, in either order. */
+	if (h.transport == TCP || h.transport == UDP)
+		hash ^= source_port(&h) ^ destination_port(&h);
+	if (h.transport == TCP) {
+		packet.is_answer = !(h.tcp[13] & SYN);
+		packet.needs_no_reply = packet.is_answer && skb->len <= HEADER_BYTES &&
+					h.bytes + (h.tcp[12] >> 4) * 4 >= h.whole;
 	}
 	packet.group = (hash * 0x9e3779b1) >> 26;
 	return packet;

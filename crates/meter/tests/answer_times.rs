@@ -3,13 +3,15 @@
 //! for its NIC. Needs root and a kernel with BTF.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "support/netns.rs"]
+mod support;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::Command;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use viola_host::{Tid, proc};
+use support::{interface, ip, tid, unshare_network};
 use viola_meter::Histogram;
 use viola_meter::acct::{Acct, AnswerMeter, GuestPackets, HistCounters};
 
@@ -18,22 +20,6 @@ const PORT: u16 = 80;
 const REQUESTS: u64 = 5;
 /// How long the server thinks.
 const THINK: Duration = Duration::from_millis(30);
-
-fn tid() -> Tid {
-    rustix::thread::gettid().as_raw_nonzero().get() as Tid
-}
-
-/// Moves this thread into a network namespace of its own.
-fn unshare_network() {
-    // SAFETY: a plain system call for this thread alone.
-    let own = unsafe { libc::unshare(libc::CLONE_NEWNET) };
-    assert_eq!(own, 0, "needs root");
-}
-
-fn ip(words: &str) {
-    let done = Command::new("ip").args(words.split(' ')).output().unwrap();
-    assert!(done.status.success(), "ip {words}: {done:?}");
-}
 
 fn histogram(counters: &HistCounters) -> Histogram {
     let mut h = Histogram::default();
@@ -95,10 +81,7 @@ fn clients_of_a_vm_wait_for_its_answers_and_those_of_others_do_not_count() {
     guest.recv().unwrap();
 
     let mut acct = Acct::load().unwrap();
-    let netns = proc::netns(tid()).unwrap().unwrap() as u32;
-    let index = std::fs::read_to_string("/proc/thread-self/net/dev_mcast").unwrap();
-    let index = index.lines().find(|l| l.contains("tap0")).unwrap();
-    let index = index.split_whitespace().next().unwrap().parse().unwrap();
+    let (index, netns) = interface("tap0");
     let to_guest = GuestPackets::Transmitted;
     acct.watch_nic(index, netns, to_guest, VM, None).unwrap();
     let meter = AnswerMeter::load(&acct).unwrap();
