@@ -70,10 +70,17 @@ impl Control {
         }
     }
 
-    /// Says in the log which VMs vpipe and lanes could help, unless no advice is wanted.
+    /// Says in the log which VMs vread, vpipe and lanes could help, unless no advice is wanted.
     fn watch_signs(&mut self, window: &Snapshot) {
         let (config, vms) = (&self.inputs.config, self.inputs.vms());
         let mut lines = Vec::new();
+        match config.advises(Accelerator::Vread) {
+            true => lines.extend(
+                self.block_readers
+                    .observe(window, vms, config, &mut self.meter),
+            ),
+            false => self.block_readers.rest(&mut self.meter),
+        }
         if config.advises(Accelerator::Vpipe) {
             lines.extend(self.file_senders.observe(window, vms, config));
         }

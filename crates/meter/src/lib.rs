@@ -12,6 +12,6 @@ mod snapshot;
 mod waits;
 
 pub use hist::{Histogram, Waits};
-pub use meter::{AnswerTimes, Delays, Meter, Span, Unseen, VmCounters};
+pub use meter::{AnswerTimes, BlockReads, Delays, Meter, Span, Unseen, VmCounters};
 pub use snapshot::{Snapshot, Times, Traffic, VmSample};
 pub use waits::WAIT_WINDOW_SECONDS;

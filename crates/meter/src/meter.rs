@@ -2,6 +2,7 @@
 //! The meter: follows the VMs of an inventory and takes snapshots of their time and traffic.
 
 mod answers;
+mod blocks;
 mod delays;
 mod groups;
 mod packets;
@@ -16,6 +17,8 @@ use crate::acct::{AccountTimes, Acct, AcctError, MAX_ACCOUNTS, MAX_VMS, Role};
 use crate::snapshot::{Snapshot, Times, Traffic, VmSample};
 pub use answers::AnswerTimes;
 use answers::MeasuredAnswers;
+use blocks::BlockCount;
+pub use blocks::BlockReads;
 pub use delays::Delays;
 use groups::{
     DelayLogs, Reading, SECOND, ThreadGroup, TimeSource, TrackedVm, difference, enrol, now, sample,
@@ -52,6 +55,7 @@ pub struct Meter {
     disks: IoFiles,
     nics: WatchedNics,
     answers: MeasuredAnswers,
+    blocks: Option<BlockCount>,
     history: VecDeque<Snapshot>,
 }
 
@@ -90,6 +94,7 @@ impl Meter {
             disks: IoFiles::default(),
             nics: WatchedNics::default(),
             answers: MeasuredAnswers::Unwanted,
+            blocks: None,
             history: VecDeque::new(),
         }
     }

@@ -12,11 +12,13 @@
 //! | [`lanes`] | which VMs hold the few virtual functions of a NIC |
 //! | [`compare`] | whether a change made a difference, from windows without and with it |
 //! | [`trial`] | whether a change stays: pairs of windows, and a test after some of them |
+//! | [`blocks`] | which VMs read HDFS blocks of another VM of their host |
 //! | [`pipes`] | which VMs send files, and how much the host may send on behalf of a VM |
 
 mod hysteresis;
 mod text;
 
+pub mod blocks;
 pub mod compare;
 pub mod lanes;
 pub mod pipes;

@@ -30,6 +30,7 @@ use crate::vms::Inputs;
 use crate::vms::settings::Settings;
 use crate::vms::totals::Totals;
 use crate::vpipe::advice::FileSenders;
+use crate::vread::advice::BlockReaders;
 use viola_cli::error::{Failure, Outcome, chain};
 use viola_cli::log::{self, Level};
 use viola_config::{Config, VmScope};
@@ -55,6 +56,8 @@ pub struct Control {
     pub(crate) file_senders: FileSenders,
     /// The packets of each VM.
     pub(crate) packet_loads: PacketLoads,
+    /// VMs that read HDFS blocks of other VMs of this host.
+    pub(crate) block_readers: BlockReaders,
     exits: ExitWatch,
     registrations: RegistrationWatch,
     /// When a VM was last found.
@@ -129,6 +132,7 @@ impl Control {
             libvirt,
             file_senders: FileSenders::default(),
             packet_loads: PacketLoads::default(),
+            block_readers: BlockReaders::default(),
             exits: ExitWatch::default(),
             registrations: RegistrationWatch::of(Path::new(
                 viola_host::confirm::registrations::FOLDER,

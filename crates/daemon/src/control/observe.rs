@@ -139,6 +139,7 @@ impl Control {
             self.totals.forget(id);
             self.file_senders.forget(id);
             self.packet_loads.forget(id);
+            self.block_readers.forget(id);
         }
     }
 

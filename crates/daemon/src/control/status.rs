@@ -34,6 +34,7 @@ impl Control {
         }
         if config.advises(Accelerator::Vread) {
             vread::status::add_advice(&mut vms, &vread);
+            (self.block_readers).add_advice(&mut vms, self.inputs.vms(), config);
         }
         if config.advises(Accelerator::Vpipe) {
             (self.file_senders).add_advice(&mut vms, self.inputs.vms(), config);

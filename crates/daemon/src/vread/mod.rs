@@ -9,9 +9,11 @@
 //! | `apply` | readers' workers, the worker for other hosts, and whom each of them knows |
 //! | `status`, `metrics`, `check` | what the control socket, Prometheus and `viola check` show |
 //! | `keys` | the key of this host |
+//! | `advice` | which VMs read blocks of another VM over the network, though nobody has allowed more |
 //!
 //! Workers outlive the daemon, so what has to be restored are workers: see [`crate::workers`] and `supervisor/`.
 
+pub mod advice;
 pub(crate) mod apply;
 pub mod check;
 pub(crate) mod decide;

@@ -4,11 +4,11 @@
 
 use std::os::fd::AsFd;
 
-use libbpf_rs::{Link, ObjectBuilder};
+use libbpf_rs::Link;
 
 use super::layout::{HistCounters, MAX_VMS};
 use super::maps::Shared;
-use super::{Acct, AcctError, at, map};
+use super::{Acct, AcctError, beside, map};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/answers.bpf.o"));
 
@@ -34,18 +34,10 @@ impl AnswerMeter {
     /// # Errors
     /// [`AcctError`].
     pub fn load(acct: &Acct) -> Result<Self, AcctError> {
-        let mut open = ObjectBuilder::default()
-            .open_memory(OBJECT)
-            .map_err(at("open"))?;
-        for mut of in open.maps_mut().filter(|m| m.name() == "nics") {
-            of.reuse_fd(map(&acct.object, "nics")?.as_fd())
-                .map_err(at("sharing the NICs"))?;
-        }
-        let object = open.load().map_err(at("load"))?;
-        let links: Result<Vec<Link>, _> = object.progs_mut().map(|prog| prog.attach()).collect();
+        let (object, links) = beside::load(acct, OBJECT)?;
         let times = map(&object, "vm_answers")?;
         Ok(Self {
-            _links: links.map_err(at("attach"))?,
+            _links: links,
             times: Shared::map(times.as_fd(), MAX_VMS, false, "answer table")?,
         })
     }

@@ -6,6 +6,8 @@
 //! woke or blocked, a packet came, a thread was created) through [`Ring`].
 
 mod answers;
+mod beside;
+mod blocks;
 mod layout;
 mod maps;
 #[cfg(test)]
@@ -18,6 +20,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, ProgramInput};
 
 pub use answers::{AnswerCounters, AnswerMeter};
+pub use blocks::{BlockMeter, Flow};
 pub use layout::{
     Account, AccountTimes, CoreCtl, CoreVm, Event, EventKind, HIST_BUCKETS, HistCounters,
     MAX_ACCOUNTS, MAX_NICS, MAX_VMS, NO_VM, NotifyIo, VmDelay, bucket_bounds, bucket_of,
