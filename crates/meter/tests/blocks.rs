@@ -90,8 +90,11 @@ fn bytes_from_the_ports_of_datanodes_count_for_both_vms_and_others_do_not() {
         acct.watch_nic(index, netns, to_guest, vm, None).unwrap();
     }
     let meter = BlockMeter::load(&acct).unwrap();
-    for vm in [datanode, reader] {
+    let vms = [datanode, reader];
+    for vm in &vms {
         vm.go.send(()).unwrap();
+    }
+    for vm in vms {
         vm.thread.join().unwrap();
     }
     let mut flows = meter.end().unwrap();
