@@ -109,14 +109,4 @@ static __always_inline int on_segment(const struct sk_buff *skb, const struct ne
 	return 0;
 }
 
-SEC("tp_btf/net_dev_start_xmit")
-int BPF_PROG(on_xmit, const struct sk_buff *skb, const struct net_device *dev)
-{
-	return on_segment(skb, dev, PACKET_TRANSMITTED);
-}
-
-SEC("tp_btf/netif_receive_skb")
-int BPF_PROG(on_receive, const struct sk_buff *skb)
-{
-	return on_segment(skb, skb->dev, PACKET_RECEIVED);
-}
+SEE_PACKETS(on_segment)

@@ -65,14 +65,4 @@ static __always_inline int on_packet(const struct sk_buff *skb, const struct net
 	return 0;
 }
 
-SEC("tp_btf/net_dev_start_xmit")
-int BPF_PROG(on_xmit, const struct sk_buff *skb, const struct net_device *dev)
-{
-	return on_packet(skb, dev, PACKET_TRANSMITTED);
-}
-
-SEC("tp_btf/netif_receive_skb")
-int BPF_PROG(on_receive, const struct sk_buff *skb)
-{
-	return on_packet(skb, skb->dev, PACKET_RECEIVED);
-}
+SEE_PACKETS(on_packet)

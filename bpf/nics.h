@@ -27,4 +27,18 @@ static __always_inline u32 link_bytes(u32 seen)
 	return seen == PACKET_TRANSMITTED ? ETH_BYTES : 0;
 }
 
+/* The programs on_xmit and on_receive, which have handle(skb, dev, seen) see each packet of the host. */
+#define SEE_PACKETS(handle)									\
+	SEC("tp_btf/net_dev_start_xmit")							\
+	int BPF_PROG(on_xmit, const struct sk_buff *skb, const struct net_device *dev)	\
+	{											\
+		return handle(skb, dev, PACKET_TRANSMITTED);					\
+	}											\
+												\
+	SEC("tp_btf/netif_receive_skb")							\
+	int BPF_PROG(on_receive, const struct sk_buff *skb)					\
+	{											\
+		return handle(skb, skb->dev, PACKET_RECEIVED);					\
+	}
+
 #endif
