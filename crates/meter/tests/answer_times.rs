@@ -3,7 +3,6 @@
 //! for its NIC. Needs root and a kernel with BTF.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-#[path = "support/netns.rs"]
 mod support;
 
 use std::io::{Read, Write};
@@ -11,7 +10,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use support::{interface, ip, tid, unshare_network};
+use support::netns::{interface, ip, tid, unshare_network};
 use viola_meter::Histogram;
 use viola_meter::acct::{Acct, AnswerMeter, GuestPackets, HistCounters};
 

@@ -3,14 +3,13 @@
 //! bridge. Needs root and a kernel with BTF.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-#[path = "support/netns.rs"]
 mod support;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use support::{interface, ip, tid, unshare_network};
+use support::netns::{interface, ip, tid, unshare_network};
 use viola_host::Tid;
 use viola_meter::acct::{Acct, BlockMeter, Flow, GuestPackets};
 

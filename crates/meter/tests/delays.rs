@@ -9,13 +9,13 @@
 mod support;
 
 use std::net::UdpSocket;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use support::netns::{ip, tid, unshare_network};
 use support::{CORE, Process, SPIN, nap};
 use viola_host::attrs::{self, SchedAttr};
 use viola_host::{CpuSet, Tid, proc};
@@ -54,11 +54,8 @@ struct Wire {
 impl Wire {
     fn to_vm(acct: &mut Acct, vm: u32) -> Self {
         pin(0);
-        // SAFETY: a plain system call for this thread alone.
-        let own = unsafe { libc::unshare(libc::CLONE_NEWNET) };
-        assert_eq!(own, 0, "needs root");
-        let up = ["link", "set", "lo", "up"];
-        assert!(Command::new("ip").args(up).status().unwrap().success());
+        unshare_network();
+        ip("link set lo up");
         let netns = proc::netns(tid()).unwrap().unwrap() as u32;
         let to_guest = GuestPackets::Received;
         acct.watch_nic(LOOPBACK, netns, to_guest, vm, None).unwrap();
@@ -84,10 +81,6 @@ impl Wire {
         }
         sent
     }
-}
-
-fn tid() -> Tid {
-    rustix::thread::gettid().as_raw_nonzero().get() as Tid
 }
 
 fn pin(core: u32) {

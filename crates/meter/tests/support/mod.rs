@@ -2,6 +2,8 @@
 //! Processes that stand for vCPUs.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod netns;
+
 use std::process::{Child, Command};
 use std::time::Duration;
 
