@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which VMs read HDFS blocks of another VM of this host over the network, though nobody has allowed them to read its disk.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use viola_host::{Vm, VmId};
 use viola_meter::{BlockReads, Meter, Snapshot};
@@ -86,24 +86,25 @@ impl BlockReaders {
     fn look(&mut self, window: &Snapshot) -> bool {
         self.span += window.span;
         for vm in &window.vms {
-            let (got, sent) = (vm.traffic.rx_bytes, vm.traffic.tx_bytes);
-            if got + sent > 0 {
-                let sum = self.traffic.entry(vm.id.clone()).or_default();
-                (sum.0, sum.1) = (sum.0 + got, sum.1 + sent);
-            }
+            // An identity is copied only for a new VM.
+            let sum = match self.traffic.get_mut(&vm.id) {
+                Some(sum) => sum,
+                None => self.traffic.entry(vm.id.clone()).or_default(),
+            };
+            sum.0 += vm.traffic.rx_bytes;
+            sum.1 += vm.traffic.tx_bytes;
         }
         if self.span < recent::WINDOW {
             return false;
         }
         let needed = Thresholds::default().bytes.0 * self.span as f64 / 1e9;
         let is_enough = |bytes: u64| bytes as f64 >= needed;
-        let got = self.traffic.iter().filter(|(_, sum)| is_enough(sum.0));
-        let sent: BTreeSet<&VmId> = (self.traffic.iter().filter(|(_, sum)| is_enough(sum.1)))
-            .map(|(id, _)| id)
-            .collect();
-        let mut got = got.map(|(id, _)| id);
-        let found = got.any(|reader| sent.iter().any(|datanode| *datanode != reader));
-        self.traffic.clear();
+        let mut readers = self.traffic.iter().filter(|(_, sum)| is_enough(sum.0));
+        let found = readers.any(|(reader, _)| {
+            let mut others = self.traffic.iter().filter(|(id, _)| *id != reader);
+            others.any(|(_, sum)| is_enough(sum.1))
+        });
+        self.traffic.values_mut().for_each(|sum| *sum = (0, 0));
         self.span = 0;
         found
     }
