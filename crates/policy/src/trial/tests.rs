@@ -201,11 +201,12 @@ proptest! {
         prop_assert!(kept <= 9 && harms <= 9, "{kept} kept, {harms} harms");
     }
 
-    /// A cut to half is found in all but a few trials although single windows differ by a factor of two.
+    /// At most 5 of 100 cuts to half are missed although single windows differ by a factor of two. 1.1 of 100 are (20,000 trials):
+    /// 300 trials with more than 15 misses would be seen once in a million batches.
     #[test]
     fn a_cut_to_half_is_found(seed in any::<u64>()) {
         let effect = Effect { own_delay: 0.5, spread: 2.0, ..NONE };
-        let kept = (0..40).filter(|i| run(effect, seed.wrapping_add(i * 0x777)).0.stays());
-        prop_assert!(kept.count() >= 37);
+        let missed = (0..300).filter(|i| !run(effect, seed.wrapping_add(i * 0x777)).0.stays()).count();
+        prop_assert!(missed <= 15, "{missed} missed");
     }
 }
