@@ -53,6 +53,7 @@ for arg in "$@"; do
         *) die "unknown option $arg; see --help" ;;
     esac
 done
+[ $kind != cloud ] || modules+=(nfsd)
 [ "$(uname -m)" = x86_64 ] || die "this makes guests for x86_64 only"
 [ -e "$lab/current/root/usr/bin/viola-guest" ] || die "there is no image of the lab yet; run scripts/lab-image.sh first"
 root=$(readlink -f "$lab/current/root")
@@ -198,12 +199,15 @@ mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 for module in virtio_pci virtio_console virtio_blk virtiofs; do modprobe $module 2>/dev/null; done
 # a guest of a lab: it goes on in the lab's root, which has no drivers
-root=
+root= more=
 for word in $(cat /proc/cmdline); do
-    case $word in viola.root=*) root=${word#*=} ;; esac
+    case $word in
+        viola.root=*) root=${word#*=} ;;
+        viola.modules=*) more=$(echo "${word#*=}" | tr , ' ') ;;
+    esac
 done
 if [ -n "$root" ]; then
-    for module in virtio_net virtio_rng nvme ext4 xfs fuse af_packet; do modprobe $module 2>/dev/null; done
+    for module in virtio_net virtio_rng nvme ext4 xfs fuse af_packet $more; do modprobe $module 2>/dev/null; done
 fi
 mkdir -p /dev/virtio-ports
 for try in 1 2 3 4 5 6 7 8 9 10; do

@@ -41,9 +41,10 @@ pub enum Bench {
     Scx(Options),
     /// Measure I/O of a busy guest with two vCPUs on shared cores, without and with a turbo core.
     ///
-    /// Needs root, two cores, the lab's guest image (make build) and its kernel for several vCPUs (scripts/uml-smp.sh).
+    /// Needs root, two cores, the lab's guest image (make build) and, for User Mode Linux, its kernel for several vCPUs
+    /// (scripts/uml-smp.sh).
     /// Takes about ten minutes. A full run writes bench/results/turbo.json, a partial run build/bench/turbo.json.
-    Turbo(Options),
+    Turbo(GuestOptions),
     /// Measure HDFS reads from a guest: over TCP, through the host, and from the guest's own disk.
     ///
     /// Needs root, two cores, the lab's guest image (make build), and Hadoop with HBase and Spark (scripts/hadoop.sh

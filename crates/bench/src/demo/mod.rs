@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::charts::timeline::Stretch;
 use crate::harness::progress::clock;
 use crate::harness::side::Side;
-use crate::harness::vmm::{GuestKind, GuestOption};
+use crate::harness::vmm::GuestOption;
 use crate::harness::{cell, guests, machine, row};
 use crate::{need_root, turbo};
 use measured::{LOADS, Measured, SIDES, STATES};
@@ -104,11 +104,8 @@ pub fn run(options: &Demo) -> Outcome {
     let kind = options.guests.kind()?;
     let measured = Measured::measure(options.rounds, options.core, kind)?;
     let mut report = report(&measured);
-    // Also show turbo cores if their guest kernel is already built. A failure here does not affect the report.
-    let turbo = match kind {
-        GuestKind::Uml => turbo::quick_round(options.core),
-        _ => Ok(Vec::new()),
-    };
+    // Also show turbo cores where that needs no build. A failure here does not affect the report.
+    let turbo = turbo::quick_round(options.core, kind);
     let (turbo, failed) = match turbo {
         Ok(mut rows) => {
             rows.iter_mut()

@@ -30,6 +30,15 @@ impl GuestKind {
         }
     }
 
+    /// Path in the guest of the disk with this number in a lab's description, 0 to 25.
+    pub fn disk(self, number: u8) -> String {
+        let letter = char::from(b'a' + number);
+        match self {
+            Self::Uml => format!("/dev/ubd{letter}"),
+            Self::Kvm | Self::Emulated => format!("/dev/vd{letter}"),
+        }
+    }
+
     /// The name of a result of these guests: `slices` of UML guests, `slices-kvm` of KVM guests.
     pub fn result(self, name: &str) -> String {
         match self {
@@ -99,6 +108,12 @@ mod tests {
     fn results_of_each_kind_have_their_own_file() {
         let names = [GuestKind::Uml, GuestKind::Kvm, GuestKind::Emulated].map(|k| k.result("auto"));
         assert_eq!(names, ["auto", "auto-kvm", "auto-emulated"]);
+    }
+
+    #[test]
+    fn disks_are_called_as_the_guests_kernel_calls_them() {
+        let names = [GuestKind::Uml, GuestKind::Kvm, GuestKind::Emulated].map(|k| k.disk(1));
+        assert_eq!(names, ["/dev/ubdb", "/dev/vdb", "/dev/vdb"]);
     }
 
     #[test]

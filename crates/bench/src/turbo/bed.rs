@@ -12,20 +12,18 @@ use viola_lab::{Guest, Lab, Paths, Spec};
 use super::agent;
 use super::calendar::{self, Calendar, ResponseTimes};
 use super::files::{self, Files};
+use super::spec::{self, IO};
 use super::{Comparison, Measure, Measures, Times};
 use crate::harness::cpu::ThreadSampler;
 use crate::harness::folder::Folder;
 use crate::harness::groups::Groups;
-use crate::harness::guests::{OWN_WORK, shell};
+use crate::harness::guests::{OWN_WORK, other_core, shell};
 use crate::harness::load::ask;
 use crate::harness::side::{Active, Guests as Settings, Side, lab_failure};
+use crate::harness::vmm::{self, GuestKind};
 use viola_cli::error::{Failure, Outcome};
 use viola_report::stats::Sorted;
 
-/// Name of the guest that does I/O.
-const IO: &str = "io";
-/// Memory of that guest, MiB; it also holds a database.
-const MEMORY_MIB: u32 = 192;
 /// Packets per second of the floods.
 pub(super) const RATES: [u32; 3] = [5_000, 20_000, 50_000];
 /// Web pages per second of the open loop, which the guest's share serves on all sides.
@@ -82,6 +80,7 @@ pub struct TestBed {
     files: Option<Files>,
     calendar: Option<Calendar>,
     lab: Lab,
+    kind: GuestKind,
     core: usize,
     load_core: usize,
     sampler: ThreadSampler,
@@ -91,11 +90,12 @@ pub struct TestBed {
 impl TestBed {
     /// Boots the guests on `core`. The caller keeps its own process off it (see
     /// [`crate::harness::guests::split_cores`]).
-    pub(super) fn boot(core: usize, times: &Times, measures: &Measures) -> Outcome<Self> {
-        let allowed = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
-        let load_core = (0..rustix::thread::CpuSet::MAX_CPU)
-            .find(|c| *c != core && allowed.is_set(*c))
-            .unwrap_or(0);
+    pub(super) fn boot(
+        core: usize,
+        kind: GuestKind,
+        times: &Times,
+        measures: &Measures,
+    ) -> Outcome<Self> {
         let folder = Folder::new(format!("/dev/shm/viola-bench.{}", std::process::id()).into())?;
         let has_files = measures.0.iter().any(|kind| kind.is_of_files());
         if has_files {
@@ -106,45 +106,36 @@ impl TestBed {
         if has_calendar {
             calendar::disk(&folder.0.join("calendar.img"), &paths.image)?;
         }
-        let mut disks = vec![r#"{ image = "io.img", size = "256M" }"#];
-        disks.extend(has_files.then_some(r#"{ image = "files.img" }"#));
-        disks.extend(has_calendar.then_some(r#"{ image = "calendar.img" }"#));
-        let last = format!("/dev/ubd{}", char::from(b'a' + disks.len() as u8 - 1));
-        let disks = disks.join(", ");
-        let mut text = String::from("[lab]\nname = \"bench-turbo\"\n");
-        for name in [IO, "vm2", "vm3", "vm4"] {
-            text.push_str(&format!(
-                "\n[[guest]]\nname = \"{name}\"\ncpus = 2\ncores = [{core}]\nkernel_args = [\"viola.apps=1\"]\n"
-            ));
-            text.push_str(&if name == IO {
-                format!(
-                    "memory = \"{MEMORY_MIB}M\"\ndisks = [{disks}]\n\
-                     workloads = [{{ kind = \"nginx\" }}, {{ kind = \"echo\" }}, {{ kind = \"sink\" }}]\n"
-                )
-            } else {
-                "workloads = [{ kind = \"hog\" }]\n".into()
-            });
-        }
+        let text = spec::text(core, kind, has_files, has_calendar);
         let spec = Spec::from_toml(&text, "bench-turbo", &folder.0).map_err(lab_failure)?;
         let lab = Lab::up(&spec, &paths).map_err(lab_failure)?;
         let mut bed = Self {
             files: None,
             calendar: None,
             lab,
+            kind,
             core,
-            load_core,
+            load_core: other_core(core)?,
             sampler: ThreadSampler::new()?,
             folder,
         };
         if has_files {
             let (io, to) = (bed.io(), bed.address()?);
-            let started =
-                Files::start(&bed.lab, io, to, (&bed.folder.0, &paths.image), times.file)?;
+            let folders = (&*bed.folder.0, &*paths.image);
+            let started = Files::start(
+                &bed.lab,
+                io,
+                to,
+                folders,
+                &kind.disk(spec::FILES),
+                times.file,
+            )?;
             bed.files = Some(started);
         }
         if has_calendar {
             let (io, to) = (bed.io(), bed.address()?);
-            let started = Calendar::start(&bed.lab, io, to, &last, &bed.folder.0)?;
+            let disk = kind.disk(spec::calendar(has_files));
+            let started = Calendar::start(&bed.lab, io, to, &disk, &bed.folder.0)?;
             bed.calendar = Some(started);
         }
         bed.shell(OWN_WORK)?;
@@ -163,7 +154,8 @@ impl TestBed {
     /// Version of the guest kernel.
     pub fn kernel(&self) -> Outcome<String> {
         let version = self.shell("uname -r")?;
-        Ok(format!("User Mode Linux {} with two vCPUs", version.trim()))
+        let guests = vmm::describe(&self.lab.spec().vmm, version.trim());
+        Ok(format!("{guests} with two vCPUs"))
     }
 
     /// Allows all threads of the guests on these cores.
@@ -423,13 +415,15 @@ impl TestBed {
 
     /// MB/s of a write with fsync.
     fn write(&self, mib: u32) -> Outcome<f64> {
-        self.dd(mib, "if=/dev/zero of=/dev/ubda conv=fsync")
+        let disk = self.kind.disk(spec::IO_DISK);
+        self.dd(mib, &format!("if=/dev/zero of={disk} conv=fsync"))
     }
 
     /// MB/s of a read without the guest's page cache.
     fn read_disk(&self, mib: u32) -> Outcome<f64> {
         self.shell("echo 1 >/proc/sys/vm/drop_caches")?;
-        self.dd(mib, "if=/dev/ubda of=/dev/null")
+        let disk = self.kind.disk(spec::IO_DISK);
+        self.dd(mib, &format!("if={disk} of=/dev/null"))
     }
 
     fn dd(&self, mib: u32, what: &str) -> Outcome<f64> {

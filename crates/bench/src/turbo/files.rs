@@ -28,7 +28,7 @@ const DISK: u32 = 256;
 /// vCPU.
 const SERVERS: &str = r#"set -e
 mkdir -p /run/sshd; chmod 755 /run/sshd
-mount -o noatime /dev/ubdb /mnt
+mount -o noatime DISK /mnt
 cat >/run/ssh/config <<'END'
 Port 22
 HostKey /run/ssh/host
@@ -125,6 +125,7 @@ impl Files {
         guest: &Guest,
         address: Ipv4Addr,
         (folder, image): (&Path, &Path),
+        disk: &str,
         mib: u32,
     ) -> Outcome<Self> {
         let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", folder.display()));
@@ -146,7 +147,7 @@ impl Files {
         )?;
         let [a, b, c, _] = address.octets();
         let peer = Ipv4Addr::new(a, b, c, 1).to_string();
-        shell(guest, &SERVERS.replace("PEER", &peer))?;
+        shell(guest, &SERVERS.replace("PEER", &peer).replace("DISK", disk))?;
         let started = Instant::now();
         let file = at("sent");
         fs::write(&file, bytes(mib)).map_err(failed)?;

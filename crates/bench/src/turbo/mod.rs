@@ -12,15 +12,17 @@ mod bed;
 mod calendar;
 mod files;
 mod rows;
+mod spec;
 
 use std::time::Duration;
 
 use bed::{Reading, TestBed};
 
-use crate::Options;
 use crate::harness::progress::{Progress, clock};
 use crate::harness::result::Results;
+use crate::harness::vmm::GuestKind;
 use crate::harness::{guests, row};
+use crate::options::GuestOptions;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 
@@ -235,7 +237,8 @@ impl Comparison {
 }
 
 /// Runs the benchmark, prints the table and writes the result.
-pub fn run(options: &Options) -> Outcome {
+pub fn run(wanted: &GuestOptions) -> Outcome {
+    let options = &wanted.options;
     let measures = Measures::of(options.only.as_deref());
     if measures.is_empty() {
         return Err(Failure::usage(format!(
@@ -246,34 +249,39 @@ pub fn run(options: &Options) -> Outcome {
     guests::split_cores(options.core)?;
     let rounds = options.rounds();
     let times = Times::of(options.quick);
-    let (found, kernel) = measure(options.core, &Comparison::ALL, times, &measures, rounds)?;
+    let kind = wanted.guests.kind()?;
+    let place = (options.core, kind);
+    let (found, kernel) = measure(place, &Comparison::ALL, times, &measures, rounds)?;
     let results = Results::new(rounds, &kernel, found.rows());
-    let path = options.path("turbo", !options.quick && rounds >= 5 && measures.is_all());
-    results.publish("turbo", &path)
+    let is_full = !options.quick && rounds >= 5 && measures.is_all();
+    results.publish(&kind.result("turbo"), &wanted.path("turbo", kind, is_full))
 }
 
-/// One short round of all figures, for the demo. Returns nothing if the kernel for guests with several vCPUs is not
-/// built, because the build takes minutes.
-pub fn quick_round(core: usize) -> Outcome<Vec<row::Row>> {
-    let there = viola_lab::Paths::find().and_then(|paths| paths.kernel(2));
-    match there {
-        Ok(_) => {
-            let found = measure(
-                core,
-                &Comparison::QUICK_SIDES,
-                Times::of(true),
-                &Measures::without_host_tools(),
-                1,
-            )?;
-            Ok(found.0.rows())
-        }
-        Err(_) => Ok(Vec::new()),
+/// One short round of all figures, for the demo. Returns nothing for emulated guests, which are too slow for it, and nothing if
+/// User Mode Linux's kernel for several vCPUs is not built, because the build takes minutes.
+pub fn quick_round(core: usize, kind: GuestKind) -> Outcome<Vec<row::Row>> {
+    let has_kernel = || viola_lab::Paths::find().and_then(|paths| paths.kernel(2));
+    let is_possible = match kind {
+        GuestKind::Kvm => true,
+        GuestKind::Uml => has_kernel().is_ok(),
+        GuestKind::Emulated => false,
+    };
+    if !is_possible {
+        return Ok(Vec::new());
     }
+    let found = measure(
+        (core, kind),
+        &Comparison::QUICK_SIDES,
+        Times::of(true),
+        &Measures::without_host_tools(),
+        1,
+    )?;
+    Ok(found.0.rows())
 }
 
 /// Measures all sides, in a different order each round. Returns the readings and the guest kernel.
 fn measure(
-    core: usize,
+    (core, kind): (usize, GuestKind),
     settings: &[Comparison],
     times: Times,
     measures: &Measures,
@@ -290,7 +298,7 @@ fn measure(
     let mut kernel = String::new();
     for round in 0..rounds {
         progress.step(&format!("round {} of {rounds}: boot", round + 1), BOOT_TIME);
-        let mut bed = TestBed::boot(core, &times, measures)?;
+        let mut bed = TestBed::boot(core, kind, &times, measures)?;
         if kernel.is_empty() {
             kernel = bed.kernel()?;
         }

@@ -19,6 +19,7 @@ use super::super::vread::daemon::{Daemon, head};
 use super::servers::{SOCKET, Work};
 use crate::harness::side::lab_failure;
 use crate::harness::tool;
+use crate::harness::vmm::{self, GuestKind};
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 
@@ -156,12 +157,13 @@ impl Fixtures {
     ///
     /// # Errors
     /// The guest image is missing, or a guest does not boot.
-    pub fn boot(&self, core: usize) -> Outcome<Lab> {
+    pub fn boot(&self, core: usize, kind: GuestKind) -> Outcome<Lab> {
         let image = self.image.display().to_string();
         let image = fs::canonicalize(&image).map_err(|e| Failure::run(format!("{image}: {e}")))?;
         let mut text = format!(
-            "[lab]\nname = \"bench-vpipe\"\n[[guest]]\nname = \"{WEB}\"\ncores = [{core}]\nmemory = \"768M\"\n\
+            "[lab]\nname = \"bench-vpipe\"\n{}[[guest]]\nname = \"{WEB}\"\ncores = [{core}]\nmemory = \"768M\"\n\
              disks = [{{ image = {:?} }}]\n",
+            kind.lab_keys(),
             image.display().to_string()
         );
         for name in NEIGHBOURS {
@@ -175,12 +177,12 @@ impl Fixtures {
     ///
     /// # Errors
     /// A server does not start, or the daemon does not serve the guest.
-    pub fn bed<'a>(&'a self, lab: &'a Lab, control: bool) -> Outcome<TestBed<'a>> {
+    pub fn bed<'a>(&'a self, lab: &'a Lab, kind: GuestKind, control: bool) -> Outcome<TestBed<'a>> {
         let bed = TestBed {
             fixtures: self,
             lab,
         };
-        bed.sh("mount -o noatime /dev/ubda /mnt")?;
+        bed.sh(&format!("mount -o noatime {} /mnt", kind.disk(0)))?;
         let agent = format!(
             "[pipe]\nfiles = ['/mnt']\ninto = ['/mnt']\nrelay = true\nusers = ['root']\nsocket = '{SOCKET}'\n"
         );
@@ -215,6 +217,12 @@ impl<'a> TestBed<'a> {
     /// The guest with the web servers.
     pub fn web(&self) -> Outcome<&Guest> {
         self.lab.guest(WEB).map_err(lab_failure)
+    }
+
+    /// Version of the guests' kernel, and what runs it.
+    pub fn kernel(&self) -> Outcome<String> {
+        let version = self.sh("uname -r")?;
+        Ok(vmm::describe(&self.lab.spec().vmm, version.trim()))
     }
 
     /// Runs a script in the guest and returns its output.

@@ -29,12 +29,12 @@ use times::Handovers;
 
 use clap::Args;
 
-use super::Options;
 use super::vread::busy;
 use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::split_cores;
 use crate::harness::progress::{Progress, clock};
 use crate::harness::result::Results;
+use crate::options::GuestOptions;
 use viola_cli::error::{Failure, Outcome};
 
 const FOLDER: &str = "build/bench/vpipe";
@@ -49,7 +49,7 @@ const MIN_P99_SAMPLES: usize = 100;
 #[derive(Debug, Args)]
 pub struct Vpipe {
     #[command(flatten)]
-    options: Options,
+    wanted: GuestOptions,
     /// Run both sides without the library, to measure chance differences. The result goes to
     /// build/bench/vpipe-control.json.
     #[arg(long)]
@@ -72,7 +72,7 @@ pub(super) fn split_patterns(only: &str) -> Vec<&str> {
 /// Runs the benchmark, prints the table and writes the result.
 pub fn run(vpipe: &Vpipe) -> Outcome {
     super::need_root()?;
-    let options = &vpipe.options;
+    let options = &vpipe.wanted.options;
     let cells: Vec<Cell> = Cell::all()
         .into_iter()
         .filter(|cell| {
@@ -90,6 +90,7 @@ pub fn run(vpipe: &Vpipe) -> Outcome {
             "no cell name contains `{only}`; try `256 MiB`, `32 connections`, `haproxy` or `neighbours`"
         )));
     }
+    let kind = vpipe.wanted.guests.kind()?;
     let rounds = options.rounds();
     let start = Duration::from_secs(10);
     let once: Duration = cells
@@ -111,12 +112,12 @@ pub fn run(vpipe: &Vpipe) -> Outcome {
     };
     let lab = fixtures
         .as_ref()
-        .map(|fixtures| fixtures.boot(options.core));
+        .map(|fixtures| fixtures.boot(options.core, kind));
     let lab = lab.transpose()?;
     let bed = fixtures.as_ref().zip(lab.as_ref());
     let mut run = Run {
         bed: bed
-            .map(|(fixtures, lab)| fixtures.bed(lab, vpipe.control))
+            .map(|(fixtures, lab)| fixtures.bed(lab, kind, vpipe.control))
             .transpose()?,
         sampler: ThreadSampler::new()?,
         busy: false,
@@ -125,6 +126,13 @@ pub fn run(vpipe: &Vpipe) -> Outcome {
         sum: None,
         native: None,
         server: None,
+    };
+    let guests = match &run.bed {
+        Some(bed) => format!(
+            "{}, one with the servers and three neighbours on a core; clients and workers on any",
+            bed.kernel()?
+        ),
+        None => "none: the servers run on the host".into(),
     };
     let mut found = Measurements::default();
     for round in 0..rounds {
@@ -145,14 +153,13 @@ pub fn run(vpipe: &Vpipe) -> Outcome {
     drop(run);
     drop(progress);
     viola_cli::interrupt::check()?;
-    let guests = "User Mode Linux, one with the servers and three neighbours on a core; clients and workers on any";
-    let results = Results::new(rounds, guests, found.rows());
+    let results = Results::new(rounds, &guests, found.rows());
     let is_full = options.only.is_none() && !options.quick && rounds >= 5;
     let path = match vpipe.control {
-        true => options.path("vpipe-control", false),
-        false => options.path("vpipe", is_full),
+        true => vpipe.wanted.path("vpipe-control", kind, false),
+        false => vpipe.wanted.path("vpipe", kind, is_full),
     };
-    results.publish("vpipe", &path)?;
+    results.publish(&kind.result("vpipe"), &path)?;
     match lab {
         Some(lab) => lab.down().map_err(crate::harness::side::lab_failure),
         None => Ok(()),
