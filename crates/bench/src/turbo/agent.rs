@@ -15,16 +15,17 @@ const BUFFER_BYTES: u32 = 8_000_000;
 /// Starts the agent and waits until its settings are active.
 ///
 /// # Errors
-/// They are not active within one minute; the error quotes the agent.
+/// They are not active after 300 looks, which take three minutes or, in an emulated guest, more; the error quotes the agent.
 pub fn start(guest: &Guest) -> Outcome {
     let script = format!(
         "cd /run; printf '{CONFIG}' >bench-agent.toml
         viola-agent --config /run/bench-agent.toml </dev/null >/run/bench-agent.log 2>&1 & echo $! >/run/bench-agent.pid
-        for i in $(seq 200); do
-          viola-agent --config /run/bench-agent.toml status 2>/dev/null | grep -q 'in force' && exit 0
-          usleep 250000
+        for i in $(seq 300); do
+          viola-agent --config /run/bench-agent.toml status >/run/bench-agent.status 2>&1
+          grep -q 'in force' /run/bench-agent.status && exit 0
+          usleep 500000
         done
-        cat /run/bench-agent.log >&2; exit 1"
+        cat /run/bench-agent.log /run/bench-agent.status >&2; exit 1"
     );
     shell(guest, &script).map(drop)
 }
