@@ -40,7 +40,7 @@ for arg in "$@"; do
             ;;
         --new)
             kind=new suite=trixie-backports
-            modules+=(veth bridge 8021q sch_netem)
+            modules+=(veth bridge 8021q sch_netem sch_ingress cls_u32 act_police)
             tools=(iproute2 irqbalance)
             ;;
         --lanes)

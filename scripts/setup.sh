@@ -25,6 +25,7 @@ for argument in "$@"; do
         --test)
             packages+=(qemu-system-x86) # QEMU VMs
             packages+=(nftables) # rules at taps and bridges
+            packages+=(strace) # reads that hang
             packages+=(qemu-utils e2fsprogs xfsprogs btrfs-progs dmsetup) # images and file systems
             ;;
         --bench)

@@ -30,6 +30,9 @@ use viola_vread::reader::{Service, serve_vm};
 use viola_vread::table::{Lease, Table};
 use viola_vread::{hazard, sandbox, table};
 
+/// The user in the guest who owns the files: sshd of the lab's image.
+const OWNER: u32 = 100;
+
 const TABLE: u32 = 1;
 const IMAGE: u32 = 1;
 const NOBODY: u32 = 65_534;
@@ -173,6 +176,6 @@ fn main() -> anyhow::Result<()> {
         sandbox::enter(Some((NOBODY, NOBODY)), sandbox::Profile::Reader, &[])?;
     }
     println!("ready");
-    serve_vm(&service, listener, 0)?;
+    serve_vm(&service, listener, OWNER)?;
     Ok(())
 }

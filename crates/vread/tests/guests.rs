@@ -75,6 +75,26 @@ fn a_guest_reads_the_very_bytes_and_finds_nothing_else() {
 }
 
 #[test]
+fn a_guests_user_who_does_not_own_the_files_reads_none() {
+    let vm = boot("vr-user");
+    let name = vm.data(1);
+    let path = format!("/mnt/{POOL}/{name}");
+    let shown = vm.sh(&format!("stat -c '%u %a' {path} /mnt/{POOL} /mnt"));
+    assert_eq!(shown, "100 400\n100 500\n100 500\n");
+    let by = |user: &str| vm.try_sh(&format!("su -s /bin/sh {user} -c 'sha256sum < {path}'"));
+    let (status, output) = by("nobody");
+    assert!(
+        status != 0 && output.contains("Permission denied"),
+        "{output}"
+    );
+    let (status, output) = by("sshd");
+    assert_eq!(
+        (status, output.split(' ').next()),
+        (0, Some(&*vm.sha(&name)))
+    );
+}
+
+#[test]
 fn a_withdrawn_block_gives_an_error_and_never_other_bytes() {
     let mut vm = boot("vr-gone");
     let path = format!("/mnt/{POOL}/{}", vm.data(1));

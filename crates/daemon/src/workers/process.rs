@@ -268,3 +268,22 @@ pub fn sockets(folder: &Path) -> Vec<PathBuf> {
         .filter(is_socket)
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn the_socket_for_a_vm_belongs_to_its_user_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.sock");
+        std::fs::write(&path, "of a worker that is gone").unwrap();
+        let own = rustix::process::geteuid();
+        // Only root gives a file away.
+        let owner = if own.is_root() { 64_055 } else { own.as_raw() };
+        let _socket = bind_for_vmm(&path, Some(owner)).unwrap();
+        let meta = std::fs::metadata(&path).unwrap();
+        assert_eq!((meta.uid(), meta.mode() & 0o7777), (owner, 0o600));
+    }
+}

@@ -19,13 +19,27 @@ impl Forged {
         Self::start_with(name, &[])
     }
 
+    /// In a user, mount and control group namespace of its own, as root of a container.
+    fn start_in_container(name: &str) -> Self {
+        let container = "unshare --user --map-root-user --mount --cgroup";
+        Self::start_by(container, name, &[])
+    }
+
     fn start_with(name: &str, more: &[&str]) -> Self {
+        Self::start_by("env", name, more)
+    }
+
+    /// `launcher` is a program with its options, which starts what follows in its place.
+    fn start_by(launcher: &str, name: &str, more: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("qemu-system-x86_64");
         std::fs::copy("/bin/sh", &program).unwrap();
         let script = "read word"; // waits
-        let mut command = Command::new(&program);
+        let mut words = launcher.split(' ');
+        let mut command = Command::new(words.next().unwrap());
         command
+            .args(words)
+            .arg(&program)
             .args(["-c", script, "-name", &format!("guest={name}")])
             .args(more)
             .stdin(std::process::Stdio::piped());
@@ -157,4 +171,60 @@ fn only_a_confirmed_vm_is_asked_at_the_socket_that_it_names() {
     registrations::write(&sources.registrations, process.pid(), &name).unwrap();
     inventory.refresh().unwrap();
     assert!(listener.accept().is_ok());
+}
+
+#[test]
+fn root_of_a_container_is_no_vm_by_being_root() {
+    let dir = tempfile::tempdir().unwrap();
+    let sources = sources(dir.path());
+    let name = format!("contained{}", std::process::id());
+    let process = Forged::start_in_container(&name);
+    let mut inventory = Inventory::new().unwrap();
+    inventory.set_sources(sources.clone());
+    let shown = inventory.refresh().unwrap();
+    let shown: Vec<&Vm> = shown.iter().filter(|vm| vm.name == name).collect();
+    assert_eq!(shown.len(), 1);
+    assert_eq!((shown[0].pid, shown[0].confirmed), (process.pid(), None));
+    assert_eq!(inventory.trusted().filter(|vm| vm.name == name).count(), 0);
+    // What the host's root says of the same process counts.
+    registrations::write(&sources.registrations, process.pid(), &name).unwrap();
+    inventory.refresh().unwrap();
+    assert_eq!(inventory.trusted().filter(|vm| vm.name == name).count(), 1);
+}
+
+#[test]
+fn a_scope_of_machined_counts_while_root_owns_it_and_all_above() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let sources = sources(dir.path());
+    let path = r"/machine.slice/machine-qemu\x2d1\x2dme.scope";
+    let scope = dir.path().join(&path[1..]);
+    std::fs::create_dir_all(&scope).unwrap();
+    // Both hierarchies at the folder, whichever this host has.
+    let point = dir.path().display();
+    let mounts = Mounts::parse(&format!(
+        "30 23 0:26 / {point} rw - cgroup2 cgroup2 rw\n31 23 0:27 / {point} rw - cgroup cgroup rw,cpu\n"
+    ));
+    let mut vm = own_process();
+    vm.cgroup = Some(crate::cgroup::Cgroup {
+        version: crate::cgroup::Version::V2,
+        path: path.into(),
+        weight: None,
+        quota_permille_of_one_core: None,
+        vcpu_quota_permille: None,
+    });
+    let confirm = || Evidence::new(&sources, &mounts, None).confirm(&vm);
+    let allow = |folder: &Path, mode| {
+        std::fs::set_permissions(folder, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let slice = scope.parent().unwrap();
+    for (slice_mode, scope_mode) in [(0o755, 0o775), (0o757, 0o755)] {
+        allow(slice, slice_mode);
+        allow(&scope, scope_mode);
+        assert_eq!(confirm().unwrap_err(), "nothing confirms that it is a VM");
+    }
+    allow(slice, 0o755);
+    assert_eq!(confirm(), Ok(Confirmation::Machined));
+    std::fs::remove_dir(&scope).unwrap();
+    assert!(confirm().is_err(), "a group that the host does not have");
 }

@@ -18,6 +18,7 @@ const PORT: u16 = 8080;
 /// A tool of iproute2. It acts on the caller's network namespace.
 pub const BRIDGE: &str = "/usr/sbin/bridge";
 pub const IP: &str = "/usr/sbin/ip";
+pub const TC: &str = "/usr/sbin/tc";
 
 /// Runs a tool and asserts that it succeeds.
 pub fn tool(tool: &str, words: &str) {

@@ -3,203 +3,17 @@
 //! lab's image.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../common/mod.rs"]
 mod common;
+mod hang;
+mod rig;
 
-use std::fs::File;
-use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
 
 use common::guests::{signal, within};
 use common::{Daemon, stdout};
+use rig::{BLOCK_FOLDER, CHANGE_TIMEOUT, POOL, Rig, up};
 use rustix::process::Signal;
-
-use viola_lab::testing::{GuestPermit, guest_permit};
-use viola_lab::wire::Workload;
-use viola_lab::{Guest, Lab, Paths, Spec};
-use viola_proto::vread::{Datanode, Reader, Vread};
-
-const POOL: &str = "BP-1-10.0.0.1-2";
-const BLOCK_FOLDER: &str = "/tmp/d/dfs/current/BP-1-10.0.0.1-2/current/finalized/subdir0/subdir0";
-const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// A DataNode VM with a disk of blocks and one of other files, a reader VM, and a daemon that permits the reads.
-struct Rig {
-    daemon: Daemon,
-    lab: Option<Lab>,
-    /// The DataNode VM's lab after its second start.
-    dn_lab: Option<Lab>,
-    folder: tempfile::TempDir,
-    _permit: GuestPermit,
-}
-
-impl Rig {
-    fn boot(name: &str, pools: &str) -> Self {
-        let permit = guest_permit();
-        let folder = tempfile::tempdir().unwrap();
-        for image in ["d.img", "e.img"] {
-            let image = folder.path().join(image);
-            File::create(&image).unwrap().set_len(200 << 20).unwrap();
-            let made = Command::new("/usr/sbin/mkfs.ext4")
-                .args(["-q", image.to_str().unwrap()])
-                .output()
-                .unwrap();
-            assert!(made.status.success(), "{made:?}");
-        }
-        let mut daemon = Daemon::start(&format!(
-            "[slices]\nenabled = false\n[vread]\n\
-             allow = [{{ reader = \"{name}-rd\", datanode = \"uml:{name}-d*\"{pools} }}]\n"
-        ));
-        let socket = daemon.run_dir().join(format!("mounts/{name}-rd.sock"));
-        daemon.wait("socket for the reader", |_| socket.exists());
-        let text = format!(
-            "[lab]\nname='{name}'\n\
-             [[guest]]\nname='{name}-dn'\ncores=[1]\ndisks=[{{image='d.img'}}, {{image='e.img'}}]\n\
-             [[guest]]\nname='{name}-rd'\ncores=[1]\nkernel_args=['virtio_uml.device={}:26']\n",
-            socket.display()
-        );
-        let lab = up(&text, name, folder.path());
-        let rig = Self {
-            daemon,
-            lab: Some(lab),
-            dn_lab: None,
-            folder,
-            _permit: permit,
-        };
-        rig.dn(&format!(
-            "mkdir -p /tmp/d /tmp/e; mount /dev/ubda /tmp/d; mount /dev/ubdb /tmp/e; mkdir -p {BLOCK_FOLDER}"
-        ));
-        rig
-    }
-
-    fn lab(&self) -> &Lab {
-        self.lab.as_ref().unwrap()
-    }
-
-    /// Boots the DataNode VM once more, in its own lab.
-    fn boot_dn(&self, lab: &str, guest: &str) -> Lab {
-        let text = format!(
-            "[lab]\nname='{lab}'\n[[guest]]\nname='{guest}'\ncores=[1]\ndisks=[{{image='d.img'}}]\n"
-        );
-        up(&text, lab, self.folder.path())
-    }
-
-    fn guest(&self, what: &str) -> &Guest {
-        let name = format!("{}-{what}", self.lab().name());
-        match &self.dn_lab {
-            Some(lab) if what == "dn" => lab.guest(&name).unwrap(),
-            _ => self.lab().guest(&name).unwrap(),
-        }
-    }
-
-    fn try_sh(&self, guest: &str, script: &str) -> (i32, String) {
-        let output = self
-            .guest(guest)
-            .exec_for(&["sh", "-c", script], "", Duration::from_secs(60))
-            .unwrap();
-        (output.status, output.stdout + &output.stderr)
-    }
-
-    fn dn(&self, script: &str) -> String {
-        let (status, text) = self.try_sh("dn", script);
-        assert_eq!(status, 0, "{script}: {text}");
-        text
-    }
-
-    fn rd(&self, script: &str) -> String {
-        let (status, text) = self.try_sh("rd", script);
-        assert_eq!(status, 0, "{script}: {text}");
-        text
-    }
-
-    /// Creates a finished block as a DataNode does.
-    fn make(&self, id: u32, kib: u32) {
-        self.dn(&format!(
-            "mkdir -p /tmp/d/rbw; dd if=/dev/urandom of=/tmp/d/rbw/blk_{id} bs=1024 count={kib} 2>/dev/null; \
-             head -c {} /dev/urandom >/tmp/d/rbw/blk_{id}_1001.meta; \
-             mv /tmp/d/rbw/blk_{id}_1001.meta {BLOCK_FOLDER}/; mv /tmp/d/rbw/blk_{id} {BLOCK_FOLDER}/",
-            kib * 8 + 7
-        ));
-    }
-
-    fn start_agent(&self) {
-        let agent = Workload::agent("data = ['/tmp/d/dfs']\nquiet_ms = 500\nsettle_ms = 200\n");
-        self.guest("dn").start("agent", agent).unwrap();
-    }
-
-    fn shown(&self) -> (Datanode, Reader) {
-        let all: Vread = self.daemon.json(&["vread", "stat"]);
-        let datanode = all.datanodes.first().cloned().unwrap_or_default();
-        (datanode, all.readers.first().cloned().unwrap_or_default())
-    }
-
-    fn wait_blocks(&mut self, count: u64) {
-        let limit = std::time::Instant::now() + CHANGE_TIMEOUT;
-        loop {
-            let (datanode, _) = self.shown();
-            if datanode.blocks == count && datanode.serving {
-                return;
-            }
-            assert!(
-                std::time::Instant::now() < limit,
-                "not {count} blocks: {datanode:?}\n{}",
-                self.daemon.log()
-            );
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
-
-    /// Asserts that the reader reads both files of a block as the DataNode has them.
-    fn assert_same(&self, id: u32) {
-        for (theirs, ours) in [
-            (format!("blk_{id}"), format!("blk_{id}_1001")),
-            (format!("blk_{id}_1001.meta"), format!("blk_{id}_1001.meta")),
-        ] {
-            let sum = |text: String| text.split(' ').next().unwrap().to_owned();
-            assert_eq!(
-                sum(self.rd(&format!("sha256sum < /mnt/{POOL}/{ours}"))),
-                sum(self.dn(&format!("sha256sum < {BLOCK_FOLDER}/{theirs}"))),
-                "{ours}"
-            );
-        }
-    }
-
-    fn is_absent(&self, id: u32) -> bool {
-        let (status, text) = self.try_sh("rd", &format!("cat /mnt/{POOL}/blk_{id}_1001 | wc -c"));
-        assert_eq!(status, 0, "{text}");
-        text.contains("No such file") || text.contains("tale")
-    }
-
-    /// Boots with three named blocks and the mount.
-    fn with_blocks(name: &str) -> Self {
-        let mut rig = Self::boot(name, "");
-        for id in 1..=3 {
-            rig.make(id, 300 * id);
-        }
-        rig.start_agent();
-        rig.wait_blocks(3);
-        rig.rd("mount -t virtiofs viola /mnt");
-        rig
-    }
-}
-
-impl Drop for Rig {
-    fn drop(&mut self) {
-        for lab in [self.lab.take(), self.dn_lab.take()].into_iter().flatten() {
-            let _ = lab.down();
-        }
-    }
-}
-
-fn up(text: &str, name: &str, folder: &Path) -> Lab {
-    let spec = Spec::from_toml(text, name, folder).unwrap();
-    let found = Paths::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))]);
-    let paths = Paths {
-        run: folder.join("run"),
-        ..found.unwrap_or_else(|e| panic!("{e}"))
-    };
-    Lab::up(&spec, &paths).unwrap_or_else(|e| panic!("{}", e.full()))
-}
+use viola_proto::vread::Vread;
 
 /// Names of the disk images that a process holds.
 fn held_images(pid: u32) -> Vec<String> {
@@ -438,25 +252,6 @@ fn another_vm_at_a_readers_socket_finds_no_block() {
     );
     assert!(rig.shown().1.refusals["not confirmed"] > 0);
     lab.down().unwrap();
-}
-
-#[test]
-fn a_hanging_reader_does_not_delay_the_daemon() {
-    let mut rig = Rig::with_blocks("wk-hang");
-    rig.assert_same(1);
-    let (_, before) = rig.shown();
-    signal(before.pid, Signal::STOP);
-    rig.daemon.wait("a new worker", |d| {
-        let begin = std::time::Instant::now();
-        let all: Vread = d.json(&["vread", "ls"]);
-        assert!(begin.elapsed() < Duration::from_secs(2));
-        all.readers
-            .first()
-            .is_some_and(|r| r.running && r.pid != before.pid)
-    });
-    assert!(!lives(before.pid));
-    rig.make(4, 50);
-    rig.wait_blocks(4);
 }
 
 #[test]
