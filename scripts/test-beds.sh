@@ -34,7 +34,7 @@ beds() {
 100 viola qemu_migration
 70 viola qemu_stream
 20 viola-vpipe vlan vms_of_equal
-20 viola-vpipe outbound what_the_host
+20 viola-vpipe outbound libvirts_limit
 - 300 viola qemu_ack
 120 viola qemu_turbo
 310 viola qemu_lanes vfs_follow guests_survive

@@ -17,7 +17,7 @@ use crate::vpipe::Pipes;
 use crate::vread::apply::pairs::Datanode;
 use crate::vread::observe::block_disks::BlockDisks;
 use crate::vread::observe::disks::{self, Disk};
-use crate::workers::process::{Worker, WorkerError};
+use crate::workers::process::{Killed, Worker, WorkerError};
 use crate::workers::run_dir;
 use crate::workers::user::Users;
 use viola_cli::error::chain;
@@ -39,6 +39,7 @@ pub struct Agent {
     pub vm: Vm,
     /// Its worker.
     pub worker: Option<Worker>,
+    killed: Killed,
     /// Its counts, as of the last poll.
     pub stat: AgentStat,
     /// Its disks, open.
@@ -74,6 +75,7 @@ impl Agent {
             first_seen: now,
             vm,
             worker,
+            killed: Killed::default(),
             stat,
             disks: Vec::new(),
             with_blocks,
@@ -105,7 +107,7 @@ impl Agent {
             worker.end("[vm.pipe], the NICs of the VM or their limits have changed");
             self.stat = AgentStat::default();
         }
-        if self.worker.is_some() || self.retry.must_wait(now) {
+        if self.worker.is_some() || self.killed.is_left() || self.retry.must_wait(now) {
             return;
         }
         // A VM that boots opens its NIC a little later.
@@ -170,17 +172,15 @@ impl Agent {
     /// Kills the worker after a failure. A new one starts when [`Retry`] allows.
     pub fn fail(&mut self, now: Instant, why: &str) {
         if let Some(worker) = self.worker.take() {
-            worker.kill();
+            self.killed.kill(worker);
         }
         let next = self.retry.failed(now, why.to_owned());
         let then = next.worker_text("its blocks are not served any more");
-        log::about(
-            Level::Error,
-            &self.vm.id,
-            format!("vread: the agent's worker is gone ({why}): {then}"),
-        );
+        let state = self.killed.state();
+        let what = format!("vread: the agent's worker is {state} ({why}): {then}");
+        log::about(Level::Error, &self.vm.id, what);
         self.stat = AgentStat::default();
-        self.why = format!("its worker is gone: {why}");
+        self.why = format!("its worker is {state}: {why}");
     }
 
     /// Forgets failures: the operator has changed something.

@@ -210,14 +210,45 @@ impl Worker {
         while told.is_ok() && self.is_running() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
-        self.kill();
+        Killed::default().kill(self);
+    }
+}
+
+/// A worker that was killed and has not ended, if there is one: the kernel ends no process that waits for a disk that does not
+/// answer. Until it does, the process holds its socket, and may write what it reads into its VM's memory. So the next worker has
+/// to wait for its end, and withdrawn blocks that it reads stay where they are.
+#[derive(Debug, Default)]
+pub struct Killed(Option<Worker>);
+
+impl Killed {
+    /// Kills a worker, and waits for two seconds at most until it has ended.
+    pub fn kill(&mut self, worker: Worker) {
+        process::kill(worker.pid, worker.start_time);
+        self.0 = Some(worker);
+        self.is_left();
     }
 
-    /// Kills it at once.
-    pub fn kill(mut self) {
-        process::kill(self.pid, self.start_time);
-        if let Some(child) = &mut self.child {
-            let _ = child.wait();
+    /// Whether it still has not ended.
+    pub fn is_left(&mut self) -> bool {
+        if self.0.as_mut().is_some_and(|worker| !worker.is_running()) {
+            self.0 = None;
+        }
+        self.0.is_some()
+    }
+
+    /// For messages: what became of the worker.
+    pub fn state(&self) -> &'static str {
+        match &self.0 {
+            None => "gone",
+            Some(_) => "killed, but its process has not ended, as one that waits for a disk",
+        }
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take().and_then(|worker| worker.child) {
+            std::thread::spawn(move || child.wait());
         }
     }
 }

@@ -8,7 +8,6 @@ mod common;
 mod hang;
 mod rig;
 
-
 use common::guests::{signal, within};
 use common::{Daemon, stdout};
 use rig::{BLOCK_FOLDER, CHANGE_TIMEOUT, POOL, Rig, up};

@@ -18,7 +18,7 @@ use crate::retry::Retry;
 use crate::vms::named;
 use crate::vread::keys::{Identity, host_name};
 use crate::vread::observe::addresses::Addresses;
-use crate::workers::process::Worker;
+use crate::workers::process::{Killed, Worker};
 use crate::workers::run_dir;
 use crate::workers::user::Users;
 use viola_cli::error::chain;
@@ -51,6 +51,7 @@ struct Asker {
 #[derive(Debug, Default)]
 pub struct Peers {
     pub(in crate::vread) worker: Option<Worker>,
+    killed: Killed,
     /// Its counts, as of the last poll.
     pub stat: PeerStat,
     /// What it was started with.
@@ -128,7 +129,8 @@ impl Peers {
         let must_wait = self
             .tried
             .is_some_and(|at| now.saturating_duration_since(at) < RETRY_INTERVAL);
-        if self.worker.is_none() && !must_wait && !self.retry.must_wait(now) {
+        let must_wait = must_wait || self.killed.is_left() || self.retry.must_wait(now);
+        if self.worker.is_none() && !must_wait {
             self.start(now, dir, wanted, &identity, users);
         }
     }
@@ -185,16 +187,16 @@ impl Peers {
     /// Kills the worker after a failure. A new one starts when [`Retry`] allows.
     pub fn fail(&mut self, now: Instant, why: &str) {
         if let Some(worker) = self.worker.take() {
-            worker.kill();
+            self.killed.kill(worker);
         }
         self.forget_orders();
         let next = self.retry.failed(now, why.to_owned());
-        let then = next.worker_text("it stays off");
+        let (state, then) = (self.killed.state(), next.worker_text("it stays off"));
         log::line(
             Level::Error,
-            format!("vread: the worker for other hosts is gone ({why}): {then}"),
+            format!("vread: the worker for other hosts is {state} ({why}): {then}"),
         );
-        self.why = format!("its worker is gone: {why}");
+        self.why = format!("its worker is {state}: {why}");
     }
 
     /// Ends the worker, if it runs.

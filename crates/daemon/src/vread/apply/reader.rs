@@ -14,7 +14,7 @@ use super::pairs::{Datanode, Failed, Pairs};
 use super::stream::Stream;
 use crate::host::affinity;
 use crate::retry::Retry;
-use crate::workers::process::{self, Worker};
+use crate::workers::process::{self, Killed, Worker};
 use crate::workers::run_dir;
 use crate::workers::user::Users;
 use viola_cli::error::chain;
@@ -31,6 +31,7 @@ pub struct Reader {
     pub name: String,
     /// Its worker.
     pub worker: Option<Worker>,
+    killed: Killed,
     /// Its counts, as of the last poll.
     pub stat: ReaderStat,
     pub(in crate::vread) socket: PathBuf,
@@ -61,6 +62,7 @@ impl Reader {
         Self {
             name: name.to_owned(),
             worker,
+            killed: Killed::default(),
             stat: ReaderStat::default(),
             socket,
             uid,
@@ -82,7 +84,7 @@ impl Reader {
 
     /// Starts the worker if there is none.
     pub fn start(&mut self, now: Instant, dir: &Path, users: Users) {
-        if self.worker.is_some() || self.retry.must_wait(now) {
+        if self.worker.is_some() || self.killed.is_left() || self.retry.must_wait(now) {
             return;
         }
         match self.try_start(dir, users) {
@@ -138,18 +140,19 @@ impl Reader {
     /// Kills the worker after a failure. A new one starts when [`Retry`] allows.
     pub fn fail(&mut self, now: Instant, why: &str) {
         if let Some(worker) = self.worker.take() {
-            worker.kill();
+            self.killed.kill(worker);
         }
         let next = self.retry.failed(now, why.to_owned());
         let then = next.worker_text("its mount is not served any more");
+        let state = self.killed.state();
         log::about(
             Level::Error,
             &self.name,
-            format!("vread: the reader's worker is gone ({why}): {then}"),
+            format!("vread: the reader's worker is {state} ({why}): {then}"),
         );
         self.stat = ReaderStat::default();
         self.pairs.clear();
-        self.why = format!("its worker is gone: {why}");
+        self.why = format!("its worker is {state}: {why}");
     }
 
     /// Forgets failures: the operator has changed something.
