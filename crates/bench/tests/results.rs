@@ -73,14 +73,14 @@ fn a_good_result_is_told_its_name_and_another_its_faults() {
             json!("X, cores 0-1, 1 GiB, Linux 6; guests: User Mode Linux 7.2"),
             "not KVM's",
         ),
-        ("/rows/0/ratio", json!(0.2), "its medians give 0.2500"),
+        ("/rows/0/ratio", json!(0.2), "no two of its medians"),
         ("/rows/0/met", json!(false), "`met` says False"),
         (
             "/rows/0/sides/viola/p75",
             json!(1.0),
             "not between its quartiles",
         ),
-        ("/rows/0/sides", json!({}), "no row has both"),
+        ("/rows/0/sides", json!({}), "no row has stock and another side"),
         ("/rows", json!(3), "it is no result of viola-lab bench"),
     ] {
         let mut bad = good();
