@@ -80,7 +80,11 @@ fn a_good_result_is_told_its_name_and_another_its_faults() {
             json!(1.0),
             "not between its quartiles",
         ),
-        ("/rows/0/sides", json!({}), "no row has stock and another side"),
+        (
+            "/rows/0/sides",
+            json!({}),
+            "no row has stock and another side",
+        ),
         ("/rows", json!(3), "it is no result of viola-lab bench"),
     ] {
         let mut bad = good();

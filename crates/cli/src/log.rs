@@ -62,6 +62,20 @@ pub fn about(level: Level, vm: impl Display, what: impl Display) {
     write(level, Some(&vm.to_string()), &what.to_string());
 }
 
+/// A line about a state that is looked at again and again. It is written when it differs from the last one.
+#[derive(Debug, Default)]
+pub struct OnChange(Option<String>);
+
+impl OnChange {
+    /// As [`line`], unless it is the last line again.
+    pub fn line(&mut self, level: Level, what: String) {
+        if self.0.as_ref() != Some(&what) {
+            line(level, &what);
+            self.0 = Some(what);
+        }
+    }
+}
+
 /// Sends lines to journald with fields from now on, where standard error is journald's stream. Only the daemon calls
 /// this: workers parse input of guests and get no further socket.
 pub fn use_fields() {

@@ -53,8 +53,8 @@ pub struct Slices {
     draft: Draft,
     /// VMs of the last plan that do not get what they ask for, as far as that was logged.
     logged_left_out: Vec<(VmId, String)>,
-    /// Why the accounting program does not report packets, as far as that was logged.
-    logged_packet_error: Option<String>,
+    /// Why the accounting program does not report packets.
+    packet_error: log::OnChange,
 }
 
 impl Slices {
@@ -83,7 +83,7 @@ impl Slices {
             refused: BTreeMap::new(),
             draft: Draft::default(),
             logged_left_out: Vec::new(),
-            logged_packet_error: None,
+            packet_error: log::OnChange::default(),
         }
     }
 

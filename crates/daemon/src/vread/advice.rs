@@ -31,8 +31,8 @@ pub struct BlockReaders {
     /// Begin of the sample that runs.
     sampling: Option<Nanos>,
     next_sample: Nanos,
-    /// Why blocks cannot be counted, as far as that was logged.
-    logged_error: Option<String>,
+    /// Why blocks cannot be counted.
+    error: log::OnChange,
 }
 
 #[derive(Debug)]
@@ -180,10 +180,7 @@ impl BlockReaders {
 
     fn log_error(&mut self, why: String) {
         let what = format!("HDFS blocks that VMs read are not seen: {why}");
-        if self.logged_error.as_ref() != Some(&what) {
-            log::line(Level::Warning, &what);
-            self.logged_error = Some(what);
-        }
+        self.error.line(Level::Warning, what);
     }
 }
 

@@ -86,10 +86,7 @@ impl Slices {
             // Controllers then give such a VM its core in case a packet waits.
             Err(e) => {
                 let what = format!("packets are not seen: {}", chain(&e));
-                if self.logged_packet_error.as_ref() != Some(&what) {
-                    log::line(Level::Warning, &what);
-                    self.logged_packet_error = Some(what);
-                }
+                self.packet_error.line(Level::Warning, what);
             }
         }
     }
