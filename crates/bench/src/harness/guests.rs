@@ -69,6 +69,15 @@ pub fn shell(guest: &Guest, script: &str) -> Outcome<Output> {
     }
 }
 
+/// What runs a lab's guests, and the version of their kernel.
+///
+/// # Errors
+/// The first guest does not answer.
+pub fn kernel(lab: &Lab) -> Outcome<String> {
+    let version = shell(&lab.guests()[0], "uname -r")?.stdout;
+    Ok(vmm::describe(&lab.spec().vmm, version.trim()))
+}
+
 /// Names of `count` guests, the web server first.
 pub fn names(count: usize) -> Vec<String> {
     std::iter::once(WEB.to_owned())
@@ -155,10 +164,9 @@ impl Guests {
         self.lab.guests().iter().map(Guest::pid).collect()
     }
 
-    /// Version of the guest kernel.
+    /// As [`kernel`].
     pub fn kernel(&self) -> Outcome<String> {
-        let output = self.web().exec(&["uname", "-r"]).map_err(lab_failure)?;
-        Ok(vmm::describe(&self.lab.spec().vmm, output.stdout.trim()))
+        kernel(&self.lab)
     }
 
     /// Makes the web server busy with its own work or not, and all others busy for `duty` percent

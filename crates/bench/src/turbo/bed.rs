@@ -17,10 +17,10 @@ use super::{Comparison, Measure, Measures, Times};
 use crate::harness::cpu::ThreadSampler;
 use crate::harness::folder::Folder;
 use crate::harness::groups::Groups;
-use crate::harness::guests::{OWN_WORK, other_core, shell};
+use crate::harness::guests::{self, OWN_WORK, other_core, shell};
 use crate::harness::load::ask;
 use crate::harness::side::{Active, Guests as Settings, Side, lab_failure};
-use crate::harness::vmm::{self, GuestKind};
+use crate::harness::vmm::GuestKind;
 use viola_cli::error::{Failure, Outcome};
 use viola_report::stats::Sorted;
 
@@ -153,9 +153,7 @@ impl TestBed {
 
     /// Version of the guest kernel.
     pub fn kernel(&self) -> Outcome<String> {
-        let version = self.shell("uname -r")?;
-        let guests = vmm::describe(&self.lab.spec().vmm, version.trim());
-        Ok(format!("{guests} with two vCPUs"))
+        Ok(format!("{} with two vCPUs", guests::kernel(&self.lab)?))
     }
 
     /// Allows all threads of the guests on these cores.

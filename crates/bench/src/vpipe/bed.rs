@@ -19,7 +19,7 @@ use super::super::vread::daemon::{Daemon, head};
 use super::servers::{SOCKET, Work};
 use crate::harness::side::lab_failure;
 use crate::harness::tool;
-use crate::harness::vmm::{self, GuestKind};
+use crate::harness::vmm::GuestKind;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 
@@ -217,12 +217,6 @@ impl<'a> TestBed<'a> {
     /// The guest with the web servers.
     pub fn web(&self) -> Outcome<&Guest> {
         self.lab.guest(WEB).map_err(lab_failure)
-    }
-
-    /// Version of the guests' kernel, and what runs it.
-    pub fn kernel(&self) -> Outcome<String> {
-        let version = self.sh("uname -r")?;
-        Ok(vmm::describe(&self.lab.spec().vmm, version.trim()))
     }
 
     /// Runs a script in the guest and returns its output.

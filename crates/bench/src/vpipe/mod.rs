@@ -31,7 +31,7 @@ use clap::Args;
 
 use super::vread::busy;
 use crate::harness::cpu::ThreadSampler;
-use crate::harness::guests::split_cores;
+use crate::harness::guests::{kernel, split_cores};
 use crate::harness::progress::{Progress, clock};
 use crate::harness::result::Results;
 use crate::options::GuestOptions;
@@ -127,10 +127,10 @@ pub fn run(vpipe: &Vpipe) -> Outcome {
         native: None,
         server: None,
     };
-    let guests = match &run.bed {
-        Some(bed) => format!(
+    let guests = match &lab {
+        Some(lab) => format!(
             "{}, one with the servers and three neighbours on a core; clients and workers on any",
-            bed.kernel()?
+            kernel(lab)?
         ),
         None => "none: the servers run on the host".into(),
     };
