@@ -51,26 +51,30 @@ pub(super) fn text(core: usize, kind: GuestKind, has_files: bool, has_calendar: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
     use viola_lab::Spec;
 
     #[test]
     fn each_kind_of_guests_has_the_same_disks_and_programs() {
+        let folder = tempfile::tempdir().unwrap();
+        for image in ["files.img", "calendar.img"] {
+            std::fs::write(folder.path().join(image), "").unwrap();
+        }
         for kind in [GuestKind::Uml, GuestKind::Kvm, GuestKind::Emulated] {
             for (has_files, has_calendar) in
                 [(false, false), (false, true), (true, false), (true, true)]
             {
                 let text = text(1, kind, has_files, has_calendar);
-                let spec = Spec::from_toml(&text, "t", Path::new("/d")).unwrap();
+                let spec = Spec::from_toml(&text, "t", folder.path()).unwrap();
                 let io = &spec.guests[0];
-                let images: Vec<_> = io.disks.iter().map(|d| d.image.as_path()).collect();
-                assert_eq!(images[usize::from(IO_DISK)], Path::new("/d/io.img"));
+                let name = |image: &std::path::Path| image.file_name().unwrap().to_owned();
+                let images: Vec<_> = io.disks.iter().map(|d| name(&d.image)).collect();
+                assert_eq!(images[usize::from(IO_DISK)], "io.img");
                 if has_files {
-                    assert_eq!(images[usize::from(FILES)], Path::new("/d/files.img"));
+                    assert_eq!(images[usize::from(FILES)], "files.img");
                 }
                 if has_calendar {
                     let number = usize::from(calendar(has_files));
-                    assert_eq!(images[number], Path::new("/d/calendar.img"));
+                    assert_eq!(images[number], "calendar.img");
                 }
                 assert!(spec.guests.iter().all(|g| g.cpus == 2));
                 let has_module = io.kernel_args.iter().any(|a| a == "viola.modules=nfsd");
