@@ -77,6 +77,9 @@ fn a_worker_that_hangs_in_a_read_of_a_deleted_block_is_ended_after_ten_seconds()
         "dd if=/mnt/{POOL}/blk_2_1001 of=/dev/null bs=4096 iflag=direct >/dev/null 2>&1 &"
     ));
     // The read is on its way before the block's lease ends.
+    within(CHANGE_TIMEOUT, "dd reads", || {
+        rig.try_sh("rd", "pidof dd").0 == 0
+    });
     std::thread::sleep(Duration::from_secs(1));
     rig.dn(&format!(
         "rm {BLOCK_FOLDER}/blk_2 {BLOCK_FOLDER}/blk_2_1001.meta"
