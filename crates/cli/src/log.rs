@@ -67,7 +67,7 @@ pub fn about(level: Level, vm: impl Display, what: impl Display) {
 pub struct OnChange(Option<String>);
 
 impl OnChange {
-    /// As [`line`], unless it is the last line again.
+    /// As [`line()`], unless it is the last line again.
     pub fn line(&mut self, level: Level, what: String) {
         if self.0.as_ref() != Some(&what) {
             line(level, &what);
