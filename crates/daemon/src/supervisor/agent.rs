@@ -104,7 +104,8 @@ impl Agent {
             || self.pipes.has_other_limit(now))
             && let Some(worker) = self.worker.take()
         {
-            worker.end("[vm.pipe], the NICs of the VM or their limits have changed");
+            let why = "[vm.pipe], the NICs of the VM or their limits have changed";
+            self.killed.end(worker, why);
             self.stat = AgentStat::default();
         }
         if self.worker.is_some() || self.killed.is_left() || self.retry.must_wait(now) {

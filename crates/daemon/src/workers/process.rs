@@ -203,14 +203,9 @@ impl Worker {
         }
     }
 
-    /// Orders it to end, and kills it after [`ORDER_TIMEOUT`].
-    pub fn end(mut self, why: &str) {
-        let told = self.order(&Order::Quit { why: why.into() }, &[]);
-        let deadline = Instant::now() + ORDER_TIMEOUT;
-        while told.is_ok() && self.is_running() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        Killed::default().kill(self);
+    /// Orders it to end, and kills it after [`ORDER_TIMEOUT`]. Where another one follows, [`Killed::end`].
+    pub fn end(self, why: &str) {
+        Killed::default().end(self, why);
     }
 }
 
@@ -226,6 +221,16 @@ impl Killed {
         process::kill(worker.pid, worker.start_time);
         self.0 = Some(worker);
         self.is_left();
+    }
+
+    /// Orders a worker to end, and kills it after [`ORDER_TIMEOUT`].
+    pub fn end(&mut self, mut worker: Worker, why: &str) {
+        let told = worker.order(&Order::Quit { why: why.into() }, &[]);
+        let deadline = Instant::now() + ORDER_TIMEOUT;
+        while told.is_ok() && worker.is_running() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        self.kill(worker);
     }
 
     /// Whether it still has not ended.

@@ -46,11 +46,7 @@ impl DelayedReads {
             let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
             !status.contains("TracerPid:\t0\n")
         };
-        let begin = Instant::now();
-        while !is_traced() {
-            assert!(begin.elapsed() < CHANGE_TIMEOUT, "strace is not attached");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        within(CHANGE_TIMEOUT, "strace is attached", is_traced);
         delayed
     }
 }

@@ -206,7 +206,7 @@ impl Peers {
                 Level::Info,
                 format!("vread: the worker for other hosts ends: {why}"),
             );
-            worker.end(why);
+            self.killed.end(worker, why);
         }
         self.forget_orders();
     }
