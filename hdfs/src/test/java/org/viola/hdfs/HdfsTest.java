@@ -81,6 +81,8 @@ public class HdfsTest {
     conf.set("dfs.client.replica.accessor.builder.classes", ViolaReplicaAccessorBuilder.class.getName());
     conf.set(Settings.MOUNT, mount.toString());
     conf.set(Settings.DEADLINE, "10s"); // the machine may be busy
+    // A DataNode that the client takes for dead fails the read, instead of delaying it by up to 3 s.
+    conf.setInt("dfs.client.max.block.acquire.failures", 0);
     fs = (DistributedFileSystem) FileSystem.newInstance(cluster.getURI(), conf);
     fs.delete(FILE, false);
     write(FILE, content);
@@ -272,7 +274,7 @@ public class HdfsTest {
   }
 
   @Test
-  public void aCorruptCopyIsFoundAndTheDataNodeServesAtOnce() throws Exception {
+  public void aCorruptCopyIsFoundAndTheDataNodeIsNotTakenForDead() throws Exception {
     for (boolean positioned : new boolean[] {false, true}) {
       for (Path named : files(mount)) {
         if (!named.toString().endsWith(".meta")) {
@@ -283,7 +285,6 @@ public class HdfsTest {
         }
       }
       long before = counters.fallbacks(FallbackReason.CHECKSUM);
-      long start = System.nanoTime();
       if (positioned) {
         byte[] got = new byte[content.length];
         try (FSDataInputStream in = fs.open(FILE)) {
@@ -293,9 +294,7 @@ public class HdfsTest {
       } else {
         assertArrayEquals(content, readAll());
       }
-      long took = System.nanoTime() - start;
       assertEquals(6, counters.fallbacks(FallbackReason.CHECKSUM) - before);
-      assertTrue("a dead DataNode costs seconds; took " + took, took < 2_000_000_000L);
       assertEquals("nobody reported a corrupt replica", 0, cluster.getNamesystem().getCorruptReplicaBlocks());
       fs.delete(FILE, false);
       write(FILE, content);
