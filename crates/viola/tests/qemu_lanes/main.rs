@@ -138,6 +138,35 @@ fn the_pf_is_the_bridges_way_out(host: &Host) {
     );
 }
 
+/// Asserts that `guest` cannot give its VF another MAC address, and that the NIC is to drop what is sent from another one.
+fn a_vf_keeps_its_address(host: &Host, guest: u32) {
+    let name = host.sh(&format!(
+        "ip -n n{guest} -o link show | sed -n 's/^[0-9]*: \\(vf[^:@]*\\).*/\\1/p'"
+    ));
+    let name = name.trim();
+    let address = |of: &str| {
+        let shown = host.sh(&format!("ip -n n{guest} -o link show {of}"));
+        let mut words = shown
+            .split_whitespace()
+            .skip_while(|word| *word != "link/ether");
+        words
+            .nth(1)
+            .map(str::to_owned)
+            .unwrap_or_else(|| panic!("{of}: {shown}"))
+    };
+    let before = address(name);
+    assert_eq!(before, format!("52:54:00:00:20:{guest:02x}"));
+    for other in ["52:54:00:00:66:66", "52:54:00:00:20:09"] {
+        let said = host.sh(&format!("ip -n n{guest} link set {name} address {other}"));
+        assert!(!said.trim().is_empty(), "{name} takes {other}");
+        assert_eq!(address(name), before);
+    }
+    let shown = host.sh("ip link show eth0");
+    let vf = shown.lines().find(|line| line.contains(&before)).unwrap();
+    assert!(vf.contains("spoof checking on"), "{vf}");
+    assert!(vf.contains("trust off"), "{vf}");
+}
+
 /// Measures the NIC and its driver without viola: a VF's interface goes up, gets its link, goes down, and moves to a namespace
 /// and back, five times. Each figure includes the time of `ip`.
 const BARE: &str = r#"
@@ -188,6 +217,7 @@ fn guests_survive_every_fault_and_vfs_are_recovered() {
     host.wait("n9 in n2's place", |l| holders(l) == word);
     host.sh("viola set n2 --lane auto; viola set n9 --lane never");
     host.wait("n2 back", |l| holders(l) == first);
+    a_vf_keeps_its_address(&host, 1);
 
     // The daemon is killed. The VFs stay, and the next daemon adopts them.
     host.sh("kill -9 $(cat /tmp/pid); sleep 1");
