@@ -248,12 +248,15 @@ impl Cpus {
         v.jobs.push(level, cost, done);
         let (slot, waits) = (v.slot, v.runnable);
         let one = &mut self.cores[core];
-        let waits = waits && one.current != Some(slot);
         let first = level == Level::Irq && !one.views.all()[slot].io;
         if first {
             one.views.change(slot).io = true;
         }
-        if first && waits && one.scheduler.wants_io_events() {
+        let asks = match one.current == Some(slot) {
+            true => one.scheduler.wants_wake_ups(),
+            false => waits && one.scheduler.wants_io_events(),
+        };
+        if first && asks {
             self.pick(now, core);
         } else {
             self.changed(now, vcpu);

@@ -2,9 +2,11 @@
 //! Stock Linux: EEVDF on one core (kernel/sched/fair.c since 6.6, as of 6.18), with vCPUs as tasks.
 //!
 //! A task is eligible while its virtual run time is not ahead of the mean; the eligible task with the earliest virtual
-//! deadline runs. Until the deadline with which it was picked, tasks that wake do not preempt it (RUN_TO_PARITY). The
-//! kernel notices the end of a slice at a tick or a wake-up. A task that sleeps keeps its lag, at most a slice and a
-//! tick. Group scheduling, migration and the fair server are not modelled.
+//! deadline runs. Until the deadline with which it was picked it stays, as long as it is eligible (RUN_TO_PARITY). The
+//! kernel notices the end of a slice at a tick or a wake-up; a task that wakes preempts if it is the one to run. A task
+//! that sleeps keeps the time it is owed, at most a slice and a tick; one that was ahead is neither owed nor owes once
+//! the others have reached it (DELAY_DEQUEUE, DELAY_ZERO). Group scheduling, migration and the fair server are not
+//! modelled.
 
 use viola_policy::slices::{FOREVER, MS, Nanos, Params, US};
 
@@ -17,11 +19,11 @@ pub struct Config {
     pub slice: Nanos,
     /// Tick interval, ns: 4 ms at HZ 250.
     pub tick: Nanos,
-    /// Whether a packet for a waiting VM wakes a thread of it, as with UML guests: their kernel is one thread, their
-    /// processes are others.
+    /// Whether a packet for a VM wakes a thread of it, as with UML guests: their kernel is one thread, their processes
+    /// are others.
     pub packets_wake: bool,
-    /// Interval, ns, at which the timer of a guest's own kernel wakes such a thread, for each VM
-    /// that wants to run; 0: never.
+    /// Interval, ns, at which the timer of a guest's own kernel wakes such a thread, for each VM that wants to run and
+    /// whose last one has run; 0: never.
     pub guest_tick: Nanos,
 }
 
@@ -42,11 +44,16 @@ struct Task {
     weight: f64,
     vruntime: f64,
     deadline: f64,
-    /// Of a sleeping task: how far its vruntime was behind the mean.
+    /// Of a sleeping task: how far its vruntime was behind the mean, at least 0.
     lag: f64,
     queued: bool,
+    /// Whether it, or another thread of its VM, has woken since the last decision.
+    woke: bool,
     /// Whether a packet already waited for it.
     io: bool,
+    /// When its guest's timer expires next, and whether the thread that it woke last still waits.
+    guest_tick: Nanos,
+    ticked: bool,
 }
 
 /// EEVDF on one core.
@@ -58,8 +65,6 @@ pub struct Eevdf {
     /// Virtual run time until which the current task is protected from preemption.
     protected: f64,
     next_tick: Nanos,
-    next_guest_tick: Nanos,
-    resched: bool,
 }
 
 impl Eevdf {
@@ -71,8 +76,6 @@ impl Eevdf {
             current: None,
             protected: 0.0,
             next_tick: 0,
-            next_guest_tick: 0,
-            resched: true,
         }
     }
 
@@ -92,15 +95,19 @@ impl Eevdf {
         let slice = self.config.slice as f64;
         let task = &mut self.tasks[i];
         let vslice = slice * 1024.0 / task.weight;
-        // The task shifts the mean by joining; scaling keeps its lag (place_entity).
-        let lag = if total > 0.0 {
-            task.lag * (total + task.weight) / total
+        task.vruntime = if total > 0.0 {
+            // The task shifts the mean by joining; scaling keeps its lag (place_entity).
+            let owed = mean - task.lag * (total + task.weight) / total;
+            if task.lag > 0.0 {
+                owed
+            } else {
+                task.vruntime.max(mean)
+            }
         } else {
-            0.0
+            mean
         };
-        task.vruntime = mean - lag;
         task.deadline = task.vruntime + vslice;
-        task.queued = true;
+        (task.queued, task.woke) = (true, true);
     }
 
     fn queued(&self) -> impl Iterator<Item = usize> + '_ {
@@ -110,6 +117,10 @@ impl Eevdf {
     fn best(&self) -> Option<usize> {
         let mean = self.mean();
         let eligible = |&i: &usize| self.tasks[i].vruntime <= mean + 1e-3;
+        let protected = |&i: &usize| self.tasks[i].vruntime < self.protected;
+        if let Some(i) = self.current.filter(eligible).filter(protected) {
+            return Some(i);
+        }
         let deadline = |&a: &usize, &b: &usize| {
             self.tasks[a]
                 .deadline
@@ -122,6 +133,21 @@ impl Eevdf {
             .or_else(|| self.queued().min_by(deadline))
     }
 
+    /// Lets the timers of the guests wake threads.
+    fn guest_ticks(&mut self, now: Nanos) {
+        let interval = self.config.guest_tick;
+        for (i, task) in self.tasks.iter_mut().enumerate() {
+            let runs = self.current == Some(i);
+            task.ticked &= !runs;
+            if interval > 0 && now >= task.guest_tick {
+                task.guest_tick += ((now - task.guest_tick) / interval + 1) * interval;
+                if task.queued && !task.ticked {
+                    (task.ticked, task.woke) = (!runs, true);
+                }
+            }
+        }
+    }
+
     fn charge(&mut self, i: usize, used: Nanos) {
         let slice = self.config.slice as f64;
         let task = &mut self.tasks[i];
@@ -129,7 +155,6 @@ impl Eevdf {
         task.vruntime += used as f64 * scale;
         if task.vruntime >= task.deadline {
             task.deadline = task.vruntime + slice * scale;
-            self.resched |= self.current == Some(i);
         }
     }
 }
@@ -142,11 +167,16 @@ impl Scheduler for Eevdf {
             deadline: self.config.slice as f64,
             lag: 0.0,
             queued: false,
+            woke: false,
             io: false,
+            guest_tick: 0,
+            ticked: false,
         };
         self.tasks.resize(vcpus.len(), task);
-        for (task, vcpu) in self.tasks.iter_mut().zip(vcpus) {
+        for ((i, task), vcpu) in self.tasks.iter_mut().enumerate().zip(vcpus) {
             task.weight = 4.0 * f64::from(vcpu.weight.max(1));
+            // The VMs' timers are spread over the interval.
+            task.guest_tick = self.config.guest_tick * i as u64 / vcpus.len() as u64;
         }
     }
 
@@ -158,13 +188,12 @@ impl Scheduler for Eevdf {
                 self.charge(i, view.used);
             }
         }
-        let mut woke = false;
         for (i, view) in views.iter().enumerate() {
             if self.tasks[i].queued && (!view.runnable || view.blocked) {
                 let mean = self.mean();
                 let task = &mut self.tasks[i];
-                let max_lag = (self.config.slice.max(tick) + tick) as f64 * 1024.0 / task.weight;
-                task.lag = (mean - task.vruntime).clamp(-max_lag, max_lag);
+                let max_lag = (self.config.slice + tick) as f64 * 1024.0 / task.weight;
+                task.lag = (mean - task.vruntime).clamp(0.0, max_lag);
                 task.queued = false;
                 if self.current == Some(i) {
                     self.current = None;
@@ -172,38 +201,34 @@ impl Scheduler for Eevdf {
             }
             if view.runnable && !self.tasks[i].queued {
                 self.place(i);
-                woke = true;
             }
-            woke |= self.config.packets_wake && view.io && !self.tasks[i].io;
-            self.tasks[i].io = view.io;
+            let task = &mut self.tasks[i];
+            task.woke |= self.config.packets_wake && view.io && !task.io;
+            task.io = view.io;
         }
         let queued = self.queued().count();
-        if self.config.guest_tick > 0 {
-            // The VMs' timers are spread over the interval.
-            let every = (self.config.guest_tick / queued.max(1) as u64).max(1);
-            woke |= now >= self.next_guest_tick;
-            self.next_guest_tick = (now / every + 1) * every;
-        }
+        self.guest_ticks(now);
         let at_tick = now >= self.next_tick;
         if at_tick {
             self.next_tick = (now / tick + 1) * tick;
         }
-        let protected = self
-            .current
-            .is_some_and(|i| self.tasks[i].vruntime < self.protected);
+        let woke = self.tasks.iter().any(|task| task.woke);
+        let best = self.best();
         let switch = match self.current {
             None => true,
-            Some(_) => (at_tick || woke) && (self.resched || !protected),
+            Some(i) if self.tasks[i].vruntime >= self.protected => at_tick || woke,
+            Some(_) => best.is_some_and(|i| self.tasks[i].woke),
         };
-        if switch {
-            self.current = self.best();
-            self.protected = self.current.map_or(0.0, |i| self.tasks[i].deadline);
-            self.resched = false;
+        if switch && self.current != best {
+            self.current = best;
+            self.protected = best.map_or(0.0, |i| self.tasks[i].deadline);
         }
-        let mut until = self.next_tick;
-        if self.config.guest_tick > 0 {
-            until = until.min(self.next_guest_tick);
+        for task in &mut self.tasks {
+            task.woke = false;
         }
+        let ticks = |task: &&Task| self.config.guest_tick > 0 && task.queued && !task.ticked;
+        let ticks = self.tasks.iter().filter(ticks).map(|task| task.guest_tick);
+        let until = ticks.fold(self.next_tick, Nanos::min);
         Pick {
             who: self.current,
             until: if queued < 2 { FOREVER } else { until },
@@ -212,6 +237,10 @@ impl Scheduler for Eevdf {
     }
 
     fn wants_io_events(&self) -> bool {
+        self.config.packets_wake
+    }
+
+    fn wants_wake_ups(&self) -> bool {
         self.config.packets_wake
     }
 }

@@ -105,6 +105,12 @@ pub trait Scheduler {
         false
     }
 
+    /// Whether it wants to be asked when an interrupt arrives for the vCPU that runs: a thread of the guest wakes
+    /// beside the one that runs.
+    fn wants_wake_ups(&self) -> bool {
+        false
+    }
+
     /// Core time of the scheduler itself since the last call, ns.
     fn overhead(&mut self) -> Nanos {
         0
