@@ -148,10 +148,21 @@ impl Cell {
         format!("{load}, {state}, {}", self.bed.name())
     }
 
-    /// Whether the guests are also measured with resting neighbours. A program in a User Mode Linux guest runs on until
-    /// the guest's next tick, so that no scheduler can do better than this.
+    /// Whether the guests are also measured with resting neighbours, which shows what no scheduler can better. Of those that work
+    /// in their kernel only the usual bed is.
     pub fn has_alone(&self) -> bool {
-        self.own == OwnWork::Program && self.load.is_inside()
+        let own = match self.own {
+            OwnWork::Nothing => false,
+            OwnWork::Kernel => self.bed.setting == Setting::Equal && self.bed.vms == 4,
+            OwnWork::Program => true,
+        };
+        own && self.load.is_inside()
+    }
+
+    /// Whether figures near those with resting neighbours are good too: a program in a User Mode Linux guest runs on until the
+    /// guest's next tick.
+    pub fn is_limited_by_guest(&self) -> bool {
+        self.own == OwnWork::Program
     }
 
     /// Whether the LSVMs want their share all the time.

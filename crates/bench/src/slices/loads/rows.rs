@@ -142,7 +142,7 @@ impl LoadReadings {
             };
             let row = self.row(&format!("HTTP {name}"), "ms", (cell, microslice), &figures);
             let goal = match cell.load.is_inside() {
-                true if cell.has_alone() => Goal::AtMostOrNear {
+                true if cell.is_limited_by_guest() => Goal::AtMostOrNear {
                     ratio: inside,
                     side: LoadSide::Alone.name(),
                     times: NEAR_ALONE,
