@@ -175,8 +175,8 @@ impl Scheduler for Eevdf {
         self.tasks.resize(vcpus.len(), task);
         for ((i, task), vcpu) in self.tasks.iter_mut().enumerate().zip(vcpus) {
             task.weight = 4.0 * f64::from(vcpu.weight.max(1));
-            // The VMs' timers are spread over the interval.
-            task.guest_tick = self.config.guest_tick * i as u64 / vcpus.len() as u64;
+            // The timers began at any time, and so in no relation to the host's ticks.
+            task.guest_tick = (618 * (i as u64 + 1) % 1000) * self.config.guest_tick / 1000;
         }
     }
 

@@ -91,6 +91,7 @@ impl PolicyDriver {
     /// Records what changed since the last call. Returns whether a decision is needed.
     fn note(&mut self, now: Nanos, views: &Views) -> bool {
         let mut ask = self.fresh || now >= self.until;
+        let contended = self.seen.iter().filter(|seen| seen.runnable).count() > 1;
         for (i, view) in views.changed() {
             let Some(seen) = self.seen.get_mut(i) else {
                 continue;
@@ -101,6 +102,8 @@ impl PolicyDriver {
             if *budget != FOREVER {
                 *budget = budget.saturating_sub(view.used);
             }
+            // A VM that sleeps needs no decision: its rank gets it the core when it wakes.
+            let waited = self.sees_io && contended && seen.runnable && view.runnable;
             if view.runnable != seen.runnable {
                 let row = &mut self.rows[i];
                 if view.runnable {
@@ -116,9 +119,8 @@ impl PolicyDriver {
             if !view.runnable {
                 row.requests.rest();
             }
-            let waits = self.sees_io && view.runnable && self.running != Some(i);
             let is_open = row.requests.io(0).is_open();
-            ask |= waits && is_open && !seen.io.is_open();
+            ask |= waited && row.rank != Rank::Boost && is_open && !seen.io.is_open();
             ask |= self.decision.notify_reply[i] && !is_open;
             if self.running == Some(i) {
                 ask |= match view.blocked {
