@@ -28,9 +28,9 @@ run() {
         *)
             if grep -q '^error: unsupported operation: ' "$output"; then
                 mv "$output" "$output.unsupported"
-                return
+            else
+                echo "miri: $1 $2 failed:" && cat "$output" && mv "$output" "$output.failed"
             fi
-            echo "miri: $1 $2 failed:" && cat "$output" && mv "$output" "$output.failed"
             ;;
     esac
 }
@@ -44,11 +44,14 @@ done
 count() {
     find "$results" -name "*.$1" | wc -l
 }
-for file in "$results"/*.unfinished; do
-    [ ! -e "$file" ] || echo "miri: not finished in $seconds s: $(basename "$file" .unfinished)"
-done
-for file in "$results"/*.unsupported; do
-    [ ! -e "$file" ] || echo "miri: needs a system call that Miri does not know: $(basename "$file" .unsupported)"
-done
+# name ENDING TEXT: names the tests that ended so
+name() {
+    local file
+    for file in "$results"/*."$1"; do
+        [ ! -e "$file" ] || echo "miri: $2: $(basename "$file" ".$1")"
+    done
+}
+name unfinished "not finished in $seconds s"
+name unsupported "needs a system call that Miri does not know"
 echo "miri: $(count passed) tests passed, $(count failed) failed, $(count unfinished) not finished, $(count unsupported) not for Miri"
 [ "$(count passed)" -gt 0 ] && [ "$(count failed)" -eq 0 ]

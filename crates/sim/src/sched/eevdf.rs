@@ -95,16 +95,11 @@ impl Eevdf {
         let slice = self.config.slice as f64;
         let task = &mut self.tasks[i];
         let vslice = slice * 1024.0 / task.weight;
-        task.vruntime = if total > 0.0 {
+        task.vruntime = match total > 0.0 {
             // The task shifts the mean by joining; scaling keeps its lag (place_entity).
-            let owed = mean - task.lag * (total + task.weight) / total;
-            if task.lag > 0.0 {
-                owed
-            } else {
-                task.vruntime.max(mean)
-            }
-        } else {
-            mean
+            true if task.lag > 0.0 => mean - task.lag * (total + task.weight) / total,
+            true => task.vruntime.max(mean),
+            false => mean,
         };
         task.deadline = task.vruntime + vslice;
         (task.queued, task.woke) = (true, true);

@@ -91,7 +91,7 @@ impl PolicyDriver {
     /// Records what changed since the last call. Returns whether a decision is needed.
     fn note(&mut self, now: Nanos, views: &Views) -> bool {
         let mut ask = self.fresh || now >= self.until;
-        let contended = self.seen.iter().filter(|seen| seen.runnable).count() > 1;
+        let contended = self.sees_io && self.seen.iter().filter(|seen| seen.runnable).count() > 1;
         for (i, view) in views.changed() {
             let Some(seen) = self.seen.get_mut(i) else {
                 continue;
@@ -103,7 +103,7 @@ impl PolicyDriver {
                 *budget = budget.saturating_sub(view.used);
             }
             // A VM that sleeps needs no decision: its rank gets it the core when it wakes.
-            let waited = self.sees_io && contended && seen.runnable && view.runnable;
+            let waited = contended && seen.runnable && view.runnable;
             if view.runnable != seen.runnable {
                 let row = &mut self.rows[i];
                 if view.runnable {
