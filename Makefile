@@ -6,7 +6,7 @@ rt := scripts/with-rt.sh
 # QEMU and the kernel of KVM guests, where there may be KVM
 kvm := [ ! -w /dev/kvm ] || scripts/qemu-image.sh
 
-.PHONY: help run test test-beds check lint fuzz deny miri loom same-build bench-slices bench-auto bench-mixed bench-turbo bench-scx bench-vread bench-vpipe bench-copies bench-backlog bench-lanes bench-papers bench-daemon bench-sim roles demo-vread demo-vpipe build deb setup guests clients hadoop lab-image docs clean
+.PHONY: help run test test-beds check lint fuzz deny miri loom same-build bench-slices bench-auto bench-mixed bench-deceivers bench-turbo bench-scx bench-vread bench-vpipe bench-copies bench-backlog bench-lanes bench-papers bench-daemon bench-sim roles demo-vread demo-vpipe build deb setup guests clients hadoop lab-image docs clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -104,9 +104,13 @@ bench-turbo: guests clients build
 bench-auto: guests build
 	@$(rt) $(lab) bench auto $(ARGS)
 
-## make bench-mixed   eight guests whose roles change: bench/results/mixed.json, two hours; ARGS="--rounds 1" for a look
-bench-mixed: guests build
+## make bench-mixed   nine guests whose roles change: bench/results/mixed.json, 100 minutes; ARGS="--rounds 1" for a look
+bench-mixed: guests hadoop build
 	@$(rt) $(lab) bench mixed $(ARGS)
+
+## make bench-deceivers guests that look latency-sensitive and compute: bench/results/deceivers.json, 40 minutes; ARGS="--quick" for a look
+bench-deceivers: guests build
+	@$(rt) $(lab) bench deceivers $(ARGS)
 
 ## make bench-scx     the figures of bench/results/scx.json, about half an hour; ARGS="--quick" for a look
 bench-scx: guests build

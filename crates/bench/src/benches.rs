@@ -8,7 +8,8 @@ use viola_cli::interrupt;
 
 use crate::options::{GuestOptions, Options, need_root};
 use crate::{
-    auto, backlog, copies, daemon, lanes, mixed, papers, scx, sim, slices, turbo, vpipe, vread,
+    auto, backlog, copies, daemon, deceivers, lanes, mixed, papers, scx, sim, slices, turbo, vpipe,
+    vread,
 };
 
 /// The benchmarks.
@@ -26,12 +27,20 @@ pub enum Bench {
     /// image (make build). Takes about half an hour, with --quick about five minutes. A full run writes
     /// bench/results/auto.json, a partial run build/bench/auto.json.
     Auto(GuestOptions),
-    /// Measure eight guests with different roles that change, when viola chooses their classes itself.
+    /// Measure nine guests with different roles that change, when viola chooses their classes itself.
     ///
-    /// A web server, a file server, a database that answers requests of a byte, voice calls, three guests that compute and an idle
-    /// one share a core. The roles change twice. Needs root, two cores and the lab's guest image (make build). Takes about two
-    /// hours, 23 minutes a round. A full run writes bench/results/mixed.json, a partial run build/bench/mixed.json.
+    /// A web server, a file server, a web application with its database, voice calls, a DataNode of HDFS and its client, two guests
+    /// that compute and an idle one share a core. The roles change twice. Needs root, two cores, the lab's guest image (make build)
+    /// and Hadoop (scripts/hadoop.sh). Takes about 100 minutes, 20 minutes a round. A full run writes bench/results/mixed.json, a
+    /// partial run build/bench/mixed.json.
     Mixed(GuestOptions),
+    /// Measure what guests gain that look latency-sensitive and compute, when viola chooses their classes itself, and what the others
+    /// lose.
+    ///
+    /// A guest causes packets to itself, floods, or changes each second between packets and work; three guests beside it compute.
+    /// Needs root, two cores and the lab's guest image (make build). Takes about 40 minutes, with --quick about four. A full run
+    /// writes bench/results/deceivers.json, a partial run build/bench/deceivers.json.
+    Deceivers(GuestOptions),
     /// Measure replies of one of four VMs on a core under sched_ext, slots and stock scheduling, in an emulated host.
     ///
     /// The host is a QEMU guest whose kernel has sched_ext (scripts/qemu-image.sh --new). Processes in it stand in for
@@ -108,6 +117,10 @@ pub fn run(bench: &Bench) -> Outcome {
         Bench::Mixed(options) => {
             need_root()?;
             mixed::run(options)
+        }
+        Bench::Deceivers(options) => {
+            need_root()?;
+            deceivers::run(options)
         }
         Bench::Turbo(options) => {
             need_root()?;

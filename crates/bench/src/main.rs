@@ -6,7 +6,7 @@
 //! | `args`, `benches`, `options` | the command line |
 //! | `lab` | guests to play with |
 //! | `demo` | what `make run` shows |
-//! | `slices`, `auto`, `mixed`, `turbo`, `scx`, `vread`, `vpipe`, `copies` | one benchmark each |
+//! | `slices`, `auto`, `mixed`, `deceivers`, `turbo`, `scx`, `vread`, `vpipe`, `copies` | one benchmark each |
 //! | `backlog`, `lanes`, `papers`, `daemon`, `sim` | one benchmark each |
 //! | `charts` | charts of the page of `demo` |
 //! | `harness` | what they share: sides, rows with goals, the file of results |
@@ -26,6 +26,7 @@ mod charts;
 mod copies;
 #[cfg(feature = "benches")]
 mod daemon;
+mod deceivers;
 mod demo;
 mod harness;
 mod lab;

@@ -188,7 +188,7 @@ pub fn milliseconds(us: &[f64]) -> Sorted {
 
 /// Work units per second of all busy guests together, each by its own clock. A guest may reply late because it waits
 /// for the core, but it reads counter and clock together.
-pub(super) fn rate(before: &[Option<(u64, f64)>], after: &[Option<(u64, f64)>]) -> Option<f64> {
+pub fn rate(before: &[Option<(u64, f64)>], after: &[Option<(u64, f64)>]) -> Option<f64> {
     let rates: Vec<f64> = before
         .iter()
         .zip(after)

@@ -3,26 +3,27 @@
 
 use std::fmt;
 use std::net::Ipv4Addr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use viola_lab::Guest;
-use viola_lab::load::{self, Arrivals, Call, Client, Http, TcpRr};
+use viola_lab::hadoop;
+use viola_lab::load::{self, Arrivals, Call, Client, Http};
 use viola_lab::media::Stream;
 use viola_lab::wire::Workload;
 
+use super::bed::{Bed, no_network};
+use crate::auto::{CAPACITY_TIME, LOAD};
 use crate::harness::awake::KeepAwake;
 use crate::harness::cell::milliseconds;
+use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::{Guests, HOG};
-use crate::harness::load::ask;
+use crate::harness::load::{Capacity, ask};
 use crate::harness::side::lab_failure;
 use viola_cli::error::{Failure, Outcome};
 use viola_report::stats::Sorted;
 
 /// Number of guests.
-pub const VMS: usize = 8;
-/// Times between two requests to the database: 100 requests/s.
-const DATABASE_INTERVAL: (Duration, Duration) =
-    (Duration::from_millis(5), Duration::from_millis(15));
+pub const VMS: usize = 9;
 /// Calls at a time.
 const CALLS: u32 = 4;
 /// Size of a file of the file server, KiB.
@@ -30,42 +31,52 @@ const FILE_KIB: usize = 1024;
 /// Longest time to wait for the last answers.
 const GRACE: Duration = Duration::from_secs(2);
 const MAX_REQUESTS: usize = 1_000_000;
+/// Time in which is measured what a core serves of the calendar's pages, some milliseconds each.
+const CALENDAR_TIME: Duration = Duration::from_secs(4);
 
 /// What a guest does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// nginx; pages of 5 KiB are asked for in an open loop.
     Pages,
-    /// A request and an answer of one byte, 100 times a second on one connection, as a database that has all in memory.
-    Database,
+    /// An event calendar with nginx, PHP and MariaDB; its pages are asked for in an open loop.
+    Calendar,
     /// Voice calls to the guest.
     Voice,
     /// nginx; a client loads files of 1 MiB, one after the other.
     Files,
+    /// A DataNode of HDFS.
+    DataNode,
+    /// A client of HDFS that reads a file of that DataNode, again and again.
+    Reader,
     /// It computes.
     Batch,
     /// Nothing.
     Idle,
 }
 
-/// One guest has each of these roles.
+/// The guests' roles in the first phase.
 const ROLES: [Role; VMS] = [
     Role::Pages,
     Role::Batch,
-    Role::Database,
+    Role::Calendar,
     Role::Files,
-    Role::Batch,
+    Role::DataNode,
     Role::Voice,
     Role::Idle,
+    Role::Reader,
     Role::Batch,
 ];
-/// Every guest has another role in each of three phases.
+/// Every guest has another role in each of three phases; three guests in turn have the same three roles, so that a guest needs the
+/// programs of three roles only.
 const ROTATION: usize = 3;
 
 /// The roles that wait for packets; [`Reading::delays`] has an entry for each.
-pub const WAITING: [Role; 3] = [Role::Pages, Role::Database, Role::Voice];
+pub const WAITING: [Role; 3] = [Role::Pages, Role::Calendar, Role::Voice];
 /// Their names in rows.
-pub const NAMES: [&str; WAITING.len()] = ["pages", "database", "voice"];
+pub const NAMES: [&str; WAITING.len()] = ["pages", "calendar", "voice"];
+/// The quantile of their delays that is compared. A window has some 100 pages of the calendar, too few for a p99.
+pub const QUANTILES: [(f64, &str); WAITING.len()] = [(0.99, "p99"), (0.9, "p90"), (0.99, "p99")];
 
 /// Which of the [`WAITING`] roles have class ls, one bit each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -99,10 +110,6 @@ impl Role {
     }
 }
 
-/// Workloads of each guest, whatever its role.
-pub const SERVERS: &str =
-    "workloads = [{ kind = \"nginx\" }, { kind = \"echo\" }, { kind = \"media\" }]\n";
-
 /// Starts and ends the work inside the guests.
 ///
 /// # Errors
@@ -135,37 +142,80 @@ pub fn end(guests: &Guests, phase: usize) -> Outcome {
 /// What a window showed.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Reading {
-    /// Delays (ms) of each of the [`WAITING`] roles: of pages and of the database from the planned moment to the answer, of voice
-    /// what a packet took longer than the fastest one.
+    /// Delays (ms) of each of the [`WAITING`] roles: of pages from the planned moment to the answer, of voice what a packet took longer
+    /// than the fastest one.
     pub delays: [Sorted; WAITING.len()],
     /// Loaded files, MiB/s.
     pub files: f64,
+    /// Read from HDFS, MiB/s; NaN for guests without it.
+    pub hdfs: f64,
     /// Work of the guests that compute, units/s by their own clocks.
     pub work: f64,
 }
 
-/// Measures a window of so many seconds, with this rate of pages per second. The inner error is the reason why it is refused: the
-/// load generator was late itself.
+/// Requests per second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rates {
+    pages: f64,
+    calendar: f64,
+}
+
+impl Rates {
+    /// Measures what a core serves in the first phase under stock scheduling: half of what a fair share of it serves, of both servers.
+    ///
+    /// # Errors
+    /// A request fails.
+    pub fn measure(bed: &Bed, sampler: &mut ThreadSampler, seed: u64) -> Outcome<Self> {
+        let share = 1.0 / VMS as f64;
+        let pages = Capacity::measure(&bed.guests, sampler, CAPACITY_TIME, seed)?;
+        let page = Http {
+            requests: MAX_REQUESTS,
+            limit: CALENDAR_TIME,
+            grace: GRACE,
+            client: bed.guests.client(seed),
+            ..bed.calendar_page(0)?
+        };
+        let to = address(bed, Role::Calendar, 0)?;
+        let at = (0..VMS).find(|at| Role::of(*at, 0) == Role::Calendar);
+        let pids = bed.guests.pids();
+        let before = sampler.vms(&pids)?;
+        let served = ask(&bed.guests.lab, to, &page)?.rate();
+        let used = sampler.vms(&pids)?.since(&before);
+        let used = at
+            .and_then(|at| used.get(at))
+            .map_or(0.0, |used| used.share);
+        match served > 0.0 && used > 0.01 {
+            true => Ok(Self {
+                pages: pages.rate(LOAD, share),
+                calendar: Capacity(served / used).rate(LOAD, share),
+            }),
+            false => Err(Failure::run(format!(
+                "cannot measure what a core serves of the calendar: {served:.1} pages/s, {:.1} % of the core",
+                used * 100.0
+            ))),
+        }
+    }
+}
+
+fn address(bed: &Bed, role: Role, phase: usize) -> Outcome<Ipv4Addr> {
+    bed.guest(role, phase)?.address().ok_or_else(no_network)
+}
+
+/// Measures a window of so many seconds. The inner error is the reason why it is refused: the load generator was late itself.
 ///
 /// # Errors
 /// A request fails, or a guest does not answer.
 pub fn measure(
-    guests: &Guests,
+    bed: &mut Bed,
     phase: usize,
-    rate: f64,
+    rates: Rates,
     time: Duration,
     seed: u64,
 ) -> Outcome<Result<Reading, String>> {
-    let address = |role| -> Outcome<Ipv4Addr> {
-        let guest = with_role(guests, phase, role).next();
-        let address = guest.and_then(Guest::address);
-        address.ok_or_else(|| Failure::run("a guest has no network"))
-    };
     let _awake = KeepAwake::start()?;
-    let lab = &guests.lab;
-    let client = guests.client(seed);
-    let to_pages = address(Role::Pages)?;
-    let pages = Http {
+    let client = bed.guests.client(seed);
+    // Requests in an open loop.
+    let open = |rate: f64, page: Http| Http {
         arrivals: Arrivals::poisson(rate),
         connections: 64,
         keep_alive: true,
@@ -173,9 +223,13 @@ pub fn measure(
         limit: time,
         grace: GRACE,
         client,
-        ..Http::default()
+        ..page
     };
-    let to_files = address(Role::Files)?;
+    let to_pages = address(bed, Role::Pages, phase)?;
+    let pages = open(rates.pages, Http::default());
+    let to_calendar = address(bed, Role::Calendar, phase)?;
+    let calendar = open(rates.calendar, bed.calendar_page(phase)?);
+    let to_files = address(bed, Role::Files, phase)?;
     let files = Http {
         path: format!("/page{FILE_KIB}k"),
         bytes: FILE_KIB << 10,
@@ -190,37 +244,33 @@ pub fn measure(
         },
         ..Http::default()
     };
-    let to_database = address(Role::Database)?;
-    let database = TcpRr {
-        count: MAX_REQUESTS,
-        interval: DATABASE_INTERVAL,
-        limit: time,
-        client,
-        ..TcpRr::default()
-    };
-    let to_voice = address(Role::Voice)?;
+    let to_voice = address(bed, Role::Voice, phase)?;
     let voice = Call {
         up: Stream::voice(CALLS, (time.as_millis() / 20) as u32),
         both: false,
         client,
         ..Call::default()
     };
+    let (guests, reader) = bed.parts(phase);
+    let lab = &guests.lab;
     let before = work(guests, phase)?;
-    let (pages, files, database, voice) = std::thread::scope(|scope| {
+    let (pages, calendar, files, voice, hdfs) = std::thread::scope(|scope| {
         let pages = scope.spawn(|| ask(lab, to_pages, &pages));
+        let calendar = scope.spawn(|| ask(lab, to_calendar, &calendar));
         let files = scope.spawn(|| ask(lab, to_files, &files));
-        let database = scope.spawn(|| load::tcp_rr(lab, to_database, &database));
         let voice = scope.spawn(|| load::call(lab, to_voice, &voice));
+        let hdfs = scope.spawn(|| read(reader, time));
         let failed = |_| Failure::run("the load's thread failed");
         Ok::<_, Failure>((
             pages.join().map_err(failed)??,
+            calendar.join().map_err(failed)??,
             files.join().map_err(failed)??,
-            database.join().map_err(failed)?.map_err(lab_failure)?,
             voice.join().map_err(failed)?.map_err(lab_failure)?,
+            hdfs.join().map_err(failed)??,
         ))
     })?;
     let after = work(guests, phase)?;
-    if let Err(late) = pages.check_punctual(1) {
+    if let Err(late) = pages.check_punctual(2) {
         return Ok(Err(late.to_string()));
     }
     let per_s = std::iter::zip(before, after)
@@ -231,13 +281,28 @@ pub fn measure(
     let least = transit.iter().copied().fold(f64::INFINITY, f64::min);
     let transit: Vec<f64> = transit.iter().map(|us| us - least).collect();
     Ok(Ok(Reading {
-        delays: [&pages.us, &database.us, &transit].map(|us| milliseconds(us)),
+        delays: [&pages.us, &calendar.us, &transit].map(|us| milliseconds(us)),
         files: files.answered as f64 * FILE_KIB as f64 / 1024.0 / files.seconds.max(0.001),
+        hdfs,
         work: per_s.sum(),
     }))
 }
 
-fn with_role(guests: &Guests, phase: usize, role: Role) -> impl Iterator<Item = &Guest> {
+/// Reads a file of HDFS until the time is over. Returns MiB/s, NaN without a client.
+fn read(reader: Option<(&mut hadoop::Client, String)>, time: Duration) -> Outcome<f64> {
+    let Some((client, file)) = reader else {
+        return Ok(f64::NAN);
+    };
+    let (begin, mut bytes) = (Instant::now(), 0);
+    while begin.elapsed() < time {
+        let read = client.ask(&format!("stock read {file} 65536"));
+        bytes += read.map_err(lab_failure)?.bytes;
+    }
+    Ok(bytes as f64 / f64::from(1 << 20) / begin.elapsed().as_secs_f64())
+}
+
+/// The guests that have a role in a phase.
+pub fn with_role(guests: &Guests, phase: usize, role: Role) -> impl Iterator<Item = &Guest> {
     let guests = guests.lab.guests().iter().enumerate();
     guests
         .filter(move |(at, _)| Role::of(*at, phase) == role)
@@ -264,29 +329,26 @@ fn work(guests: &Guests, phase: usize) -> Outcome<Vec<(u64, f64)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mixed::PHASES;
 
     #[test]
     fn a_set_says_whom_it_has() {
         let all: Vec<String> = Set::all().map(|set| set.to_string()).collect();
         assert_eq!((all.len(), all[0].as_str()), (7, "pages"));
-        assert_eq!(all[6], "pages, database, voice");
-        assert!(!Set(7).has(Role::Files) && Set(2).has(Role::Database) && !Set(2).has(Role::Pages));
+        assert_eq!(all[6], "pages, calendar, voice");
+        assert!(!Set(7).has(Role::Files) && Set(2).has(Role::Calendar) && !Set(2).has(Role::Pages));
     }
 
     #[test]
-    fn every_guest_with_a_load_gets_another_role_in_each_phase() {
-        for phase in 0..3 {
+    fn every_guest_gets_another_role_in_each_phase() {
+        for phase in 0..PHASES {
             let roles: Vec<Role> = (0..VMS).map(|guest| Role::of(guest, phase)).collect();
-            for role in WAITING.into_iter().chain([Role::Files, Role::Idle]) {
-                assert_eq!(roles.iter().filter(|r| **r == role).count(), 1);
-            }
-            if phase > 0 {
-                let kept = (0..VMS).filter(|&guest| {
-                    let role = Role::of(guest, phase);
-                    WAITING.contains(&role) && role == Role::of(guest, phase - 1)
-                });
-                assert_eq!(kept.count(), 0);
-            }
+            let count = |role: Role| roles.iter().filter(|r| **r == role).count();
+            let once = [Role::Files, Role::DataNode, Role::Reader, Role::Idle];
+            assert!(WAITING.into_iter().chain(once).all(|role| count(role) == 1));
+            assert_eq!(count(Role::Batch), 2);
+            let before = |guest| phase > 0 && Role::of(guest, phase - 1) == roles[guest];
+            assert!(!(0..VMS).any(before));
         }
     }
 }

@@ -10,10 +10,10 @@ use viola_lab::wire::Workload;
 use viola_lab::{Guest, Lab, Paths, Spec};
 
 use super::agent;
-use super::calendar::{self, Calendar, ResponseTimes};
 use super::files::{self, Files};
 use super::spec::{self, IO};
 use super::{Comparison, Measure, Measures, Times};
+use crate::harness::calendar::{self, Calendar, ResponseTimes};
 use crate::harness::cpu::ThreadSampler;
 use crate::harness::folder::Folder;
 use crate::harness::groups::Groups;

@@ -9,7 +9,6 @@
 
 mod agent;
 mod bed;
-mod calendar;
 mod files;
 mod rows;
 mod spec;

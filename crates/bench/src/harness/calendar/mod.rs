@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use viola_lab::load::Http;
 use viola_lab::{Guest, Lab};
 
 use crate::harness::guests::shell;
@@ -276,7 +277,23 @@ impl Calendar {
         Ok(calendar)
     }
 
-    fn ask(&self, lab: &Lab, path: &str) -> Outcome {
+    /// A request for the page of a tag, the most frequent operation, one at a time.
+    ///
+    /// # Errors
+    /// The page cannot be loaded.
+    pub fn page(&self, lab: &Lab) -> Outcome<Http> {
+        let path = "/tag?n=tag1";
+        Ok(Http {
+            port: PORT,
+            path: path.into(),
+            bytes: self.ask(lab, path)?,
+            keep_alive: true,
+            ..Http::default()
+        })
+    }
+
+    /// Loads a page, and returns its length in bytes.
+    fn ask(&self, lab: &Lab, path: &str) -> Outcome<usize> {
         let url = format!("http://{}:{PORT}{path}", self.address);
         let reply = lab.in_netns(|| {
             tool::output(
@@ -287,7 +304,7 @@ impl Calendar {
         });
         let page = reply.map_err(lab_failure)??.stdout;
         match page.ends_with(b"</html>\n") {
-            true => Ok(()),
+            true => Ok(page.len()),
             false => Err(Failure::run(format!(
                 "the calendar's page {path} is incomplete"
             ))),

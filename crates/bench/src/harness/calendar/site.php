@@ -116,4 +116,6 @@ $page = match (strtok($_SERVER['REQUEST_URI'], '?')) {
     '/add_person' => add_person((int) $n),
     '/add_event' => add_event((int) $n),
 };
-echo "<!DOCTYPE html><html><body>$page</body></html>\n";
+$html = "<!DOCTYPE html><html><body>$page</body></html>\n";
+header('Content-Length: ' . strlen($html));
+echo $html;
