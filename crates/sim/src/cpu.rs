@@ -93,8 +93,8 @@ impl Vcpu {
     }
 
     /// Time to the end of its present work, ns.
-    fn next_end(&self) -> Nanos {
-        let left = self.jobs.next_end().unwrap_or(self.load_left);
+    fn next_end(&mut self) -> Nanos {
+        let left = self.jobs.next_end(self.load_left);
         left.saturating_add(self.cold)
     }
 }
@@ -194,6 +194,11 @@ impl Cpus {
             ran_at_exchange: 0,
         });
         id
+    }
+
+    /// Splits a vCPU in two that share its time: one runs interrupts and softirqs, the other one all else.
+    pub fn split(&mut self, vcpu: usize) {
+        self.vcpus[vcpu].jobs = Jobs::apart(self.switch_cost);
     }
 
     /// Number of cores.
@@ -388,12 +393,11 @@ impl Cpus {
         v.cold -= cold;
         v.usage.cold += cold;
         passed -= cold;
-        if !v.jobs.is_empty() {
-            v.jobs.run(passed);
-        } else {
-            v.usage.computed += passed;
+        let computed = v.jobs.run(passed, v.load_left > 0);
+        if computed > 0 {
+            v.usage.computed += computed;
             if v.load_left != FOREVER {
-                v.load_left = v.load_left.saturating_sub(passed);
+                v.load_left = v.load_left.saturating_sub(computed);
             }
         }
     }
@@ -440,6 +444,7 @@ impl Cpus {
                 v.usage.waited += waited;
                 v.usage.longest = v.usage.longest.max(waited);
                 v.usage.switches += 1;
+                v.jobs.look();
                 if one.last != Some(new) {
                     one.busy += self.switch_cost;
                     v.cold = v.refill;

@@ -133,6 +133,8 @@ pub struct VmSetup {
     pub load: CpuLoad,
     /// Time to refill its caches after another VM ran, ns.
     pub refill: Nanos,
+    /// Whether a second vCPU on the same core runs its interrupts and softirqs.
+    pub irq_vcpu: bool,
 }
 
 impl Default for VmSetup {
@@ -146,6 +148,7 @@ impl Default for VmSetup {
             turbo_core: 0,
             load: CpuLoad::None,
             refill: 0,
+            irq_vcpu: false,
         }
     }
 }
@@ -258,6 +261,9 @@ impl HostSetup {
                 microslice: vm.microslice,
             };
             let app = cpus.add_vcpu(k, vm.core, params, vm.refill);
+            if vm.irq_vcpu {
+                cpus.split(app);
+            }
             let irq = match self.policy {
                 Policy::Turbo { slot, .. } if turbo => {
                     let class = Class::Ls;

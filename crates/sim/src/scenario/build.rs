@@ -300,6 +300,7 @@ fn vm_setup(of: &Vm, host: &HostSetup, index: usize) -> Result<VmSetup, Fault> {
         turbo_core: checked(&of.turbo_core, "turbo_core", index % turbo, (0, turbo - 1))?,
         load: lookbusy(checked(&of.load_percent, "load_percent", 0, (0, 100))?),
         refill: of.refill_us.unwrap_or(0) * US,
+        ..VmSetup::default()
     })
 }
 
