@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 
 use viola_policy::slices::Nanos;
 
+use crate::sched::{BASE_SLICE, TICK};
+
 /// Precedence of work in a guest: a higher level interrupts a lower one on the same vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
@@ -33,12 +35,9 @@ struct Job {
     level: Level,
 }
 
-/// Interval at which the kernel looks which of a VM's two vCPUs is due, ns: a tick at HZ 250.
-const TICK: Nanos = 4_000_000;
-/// Time for which a vCPU that runs is not preempted by one that is owed as much, ns: base_slice_ns.
-const SLICE: Nanos = 1_400_000;
-/// Most by which a vCPU that slept is behind the other one, ns: its lag, to the mean of both, is at most a slice and a tick.
-const MOST_BEHIND: i64 = 2 * (SLICE + TICK) as i64;
+/// Most by which one of two vCPUs leads when the other one wakes, ns: the lag of that one, to the mean of both, is at most a slice and a
+/// tick.
+const MAX_LEAD: i64 = 2 * (BASE_SLICE + TICK) as i64;
 
 /// Work of a vCPU in order of execution: by level, then first come first served. Or of two vCPUs on a core, see [`Jobs::apart`].
 #[derive(Debug, Default)]
@@ -54,6 +53,7 @@ pub(super) struct Jobs {
 struct Turns {
     /// What the vCPU of the interrupts has run more than the other one, ns.
     lead: i64,
+    /// Whether that of the interrupts is to run, if both want to.
     irq_runs: bool,
     /// How long the one that runs has run, ns.
     ran: Nanos,
@@ -67,10 +67,20 @@ struct Turns {
     irq_ran: bool,
 }
 
+/// What of a VM's work runs.
+struct Running {
+    /// The piece of work, by its place; `None`: the computing load, or nothing.
+    place: Option<usize>,
+    /// Of two vCPUs: whether that of the interrupts runs.
+    irq: bool,
+    /// Of two vCPUs: whether the other one has nothing to do.
+    alone: bool,
+}
+
 impl Turns {
     fn look(&mut self) {
         self.irq_runs = match self.lead {
-            0 => self.irq_runs ^ (self.ran >= SLICE),
+            0 => self.irq_runs ^ (self.ran >= BASE_SLICE),
             lead => lead < 0,
         };
         self.rest = TICK;
@@ -87,7 +97,7 @@ impl Turns {
             // One that was ahead before it slept owes nothing once the other one has reached it.
             lead = lead.saturating_add(passed_ns).min(0);
         } else {
-            lead = lead.min(MOST_BEHIND);
+            lead = lead.min(MAX_LEAD);
         }
         self.lead = if irq { lead } else { -lead };
         self.ran = passed + if self.irq_runs == irq { self.ran } else { 0 };
@@ -121,17 +131,20 @@ impl Jobs {
 
     /// Adds work of `cost` ns, at least 1.
     pub(super) fn push(&mut self, level: Level, cost: Nanos, done: Completion) {
+        if let Some(turns) = &mut self.turns
+            && level != Level::Compute
+            && !self.queue.iter().any(|other| other.level == level)
+        {
+            // One of the two wakes.
+            turns.look();
+        }
         let left = cost.max(1);
         let job = Job { left, done, level };
-        let wakes = !self.queue.iter().any(|other| other.level == level);
         if self.queue.back().is_none_or(|last| last.level <= level) {
             self.queue.push_back(job);
         } else {
             let place = self.queue.partition_point(|other| other.level <= level);
             self.queue.insert(place, job);
-        }
-        if wakes && level != Level::Compute {
-            self.look();
         }
     }
 
@@ -142,26 +155,35 @@ impl Jobs {
         }
     }
 
-    /// The piece of work that runs, by its place; `None`: the computing load, or nothing. And whether the other vCPU, if there is one,
-    /// has nothing to do. `loaded`: there is a computing load.
-    fn running(&self, loaded: bool) -> (Option<usize>, bool) {
+    /// Number of pieces of work for interrupts; they are the first ones.
+    fn irqs(&self) -> usize {
+        self.queue.partition_point(|job| job.level == Level::Irq)
+    }
+
+    /// What runs. `loaded`: there is a computing load.
+    fn running(&self, loaded: bool) -> Running {
         let first = |place: usize| (place < self.queue.len()).then_some(place);
         let Some(turns) = &self.turns else {
-            return (first(0), true);
+            return Running {
+                place: first(0),
+                irq: false,
+                alone: true,
+            };
         };
-        let apps = self.queue.partition_point(|job| job.level == Level::Irq);
-        let (irq, app) = (apps > 0, apps < self.queue.len() || loaded);
-        match irq && (turns.irq_runs || !app) {
-            true => (Some(0), !app),
-            false => (first(apps), !irq),
+        let irqs = self.irqs();
+        let (irq, app) = (irqs > 0, irqs < self.queue.len() || loaded);
+        let runs = irq && (turns.irq_runs || !app);
+        Running {
+            place: first(if runs { 0 } else { irqs }),
+            irq: runs,
+            alone: !(irq && app),
         }
     }
 
     /// Time until the piece of work that runs ends, or the other vCPU may be due, ns. `load`: what is left of the computing load, ns.
     pub(super) fn next_end(&mut self, load: Nanos) -> Nanos {
-        let (place, alone) = self.running(load > 0);
+        let Running { place, irq, alone } = self.running(load > 0);
         let end = place.map_or(load, |place| self.queue[place].left);
-        let irq = self.is_irq(place);
         let Some(turns) = &mut self.turns else {
             return end;
         };
@@ -174,8 +196,7 @@ impl Jobs {
 
     /// Runs for a time, ns, and returns how much of it was the computing load.
     pub(super) fn run(&mut self, passed: Nanos, loaded: bool) -> Nanos {
-        let (place, alone) = self.running(loaded);
-        let irq = self.is_irq(place);
+        let Running { place, irq, alone } = self.running(loaded);
         let mut rest = passed;
         if let Some(turns) = &mut self.turns {
             turns.charge(irq, alone, passed);
@@ -189,14 +210,13 @@ impl Jobs {
         0
     }
 
-    fn is_irq(&self, place: Option<usize>) -> bool {
-        let job = place.and_then(|place| self.queue.get(place));
-        job.is_some_and(|job| job.level == Level::Irq)
-    }
-
     /// Removes a piece of work that is complete, and lets the other vCPU run if it is due.
     pub(super) fn pop_ended(&mut self) -> Option<Completion> {
-        let ended = self.queue.iter().position(|job| job.left == 0);
+        let has_ended = |place: &usize| self.queue.get(*place).is_some_and(|job| job.left == 0);
+        let ended = match &self.turns {
+            None => Some(0).filter(has_ended),
+            Some(_) => [0, self.irqs()].into_iter().find(has_ended),
+        };
         let done = ended.and_then(|place| self.queue.remove(place));
         if let Some(turns) = &mut self.turns
             && turns.rest == 0

@@ -12,12 +12,17 @@ use viola_policy::slices::{FOREVER, MS, Nanos, Params, US};
 
 use super::{Pick, Scheduler, Views};
 
+/// base_slice_ns of two cores, ns: 0.7 ms·(1 + log2 2).
+pub const BASE_SLICE: Nanos = 1_400 * US;
+/// Tick interval at HZ 250, ns.
+pub const TICK: Nanos = 4 * MS;
+
 /// Settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// base_slice_ns, ns; by default that of two cores, 0.7 ms·(1 + log2 2).
+    /// base_slice_ns, ns; by default [`BASE_SLICE`].
     pub slice: Nanos,
-    /// Tick interval, ns: 4 ms at HZ 250.
+    /// Tick interval, ns; by default [`TICK`].
     pub tick: Nanos,
     /// Whether a packet for a VM wakes a thread of it, as with UML guests: their kernel is one thread, their processes
     /// are others.
@@ -30,8 +35,8 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            slice: 1_400 * US,
-            tick: 4 * MS,
+            slice: BASE_SLICE,
+            tick: TICK,
             packets_wake: false,
             guest_tick: 0,
         }

@@ -5,7 +5,7 @@ mod eevdf;
 mod policy_driver;
 mod xen;
 
-pub use eevdf::{Config as EevdfConfig, Eevdf};
+pub use eevdf::{BASE_SLICE, Config as EevdfConfig, Eevdf, TICK};
 pub use policy_driver::{PolicyCore, PolicyDriver};
 pub use xen::{Config as XenConfig, Xen};
 
