@@ -24,7 +24,7 @@ use super::vpipe::pattern_bytes;
 use super::vread::daemon::{Daemon, head};
 use crate::Options;
 use crate::harness::folder::Folder;
-use crate::harness::progress::{Progress, clock};
+use crate::harness::progress::Progress;
 use crate::harness::result::Results;
 use crate::harness::row::{Goal, Row};
 use crate::harness::side::lab_failure;
@@ -135,10 +135,7 @@ pub fn run(options: &Options) -> Outcome {
     disks.dedup();
     let total_time = each * rounds as u32 + BOOT_TIME * disks.len() as u32;
     let mut progress = Progress::new(total_time);
-    progress.say(&format!(
-        "copies: {rounds} rounds, about {}",
-        clock(total_time)
-    ));
+    progress.announce("copies", rounds);
     let mut found = Measurements::new();
     for disk in disks {
         progress.step(&format!("{}: boot", disk.name()), BOOT_TIME);

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::Options;
-use crate::harness::progress::{Progress, clock};
+use crate::harness::progress::Progress;
 use crate::harness::result::Results;
 use crate::harness::row::{Goal, Row};
 use crate::harness::{cpu, spawn};
@@ -99,10 +99,7 @@ pub fn run(options: &Options) -> Outcome {
     let each = SETTLE_TIME + measured + Duration::from_secs(3);
     let total_time = each * (rounds * cells.len()) as u32;
     let mut progress = Progress::new(total_time);
-    progress.say(&format!(
-        "daemon: {rounds} rounds, about {}",
-        clock(total_time)
-    ));
+    progress.announce("daemon", rounds);
     let mut found = Vec::new();
     for round in 0..rounds {
         let mut order = cells.clone();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 use crate::Options;
-use crate::harness::progress::{Progress, clock};
+use crate::harness::progress::Progress;
 use crate::harness::result::Results;
 use crate::harness::row::{Goal, Row};
 use viola_cli::error::{Failure, Outcome};
@@ -79,10 +79,7 @@ pub fn run(options: &Options) -> Outcome {
     }
     let total_time = cells.iter().map(|c| c.time()).sum::<Duration>() * rounds as u32;
     let mut progress = Progress::new(total_time);
-    progress.say(&format!(
-        "sim: {rounds} rounds, about {}",
-        clock(total_time)
-    ));
+    progress.announce("sim", rounds);
     let mut found = Vec::new();
     for round in 0..rounds {
         let mut order = cells.clone();

@@ -15,7 +15,7 @@ use rows::{AutoReading, Measurements};
 use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::{self, Guests, OwnWork, WEB};
 use crate::harness::load::{self, Capacity, Load, LoadOptions, LoadReading};
-use crate::harness::progress::{Progress, clock};
+use crate::harness::progress::Progress;
 use crate::harness::result::Results;
 use crate::harness::side::{Active, Guests as Settings, Side};
 use crate::harness::vmm::GuestKind;
@@ -67,10 +67,7 @@ pub fn run(wanted: &GuestOptions) -> Outcome {
         found: Measurements::default(),
         kernel: String::new(),
     };
-    let length = clock(round * rounds as u32);
-    bench
-        .progress
-        .say(&format!("auto: {rounds} rounds, about {length}"));
+    bench.progress.announce("auto", rounds);
     for number in 0..rounds {
         bench.round(number, rounds)?;
     }

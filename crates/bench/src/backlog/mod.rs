@@ -28,7 +28,7 @@ use trace::Waits;
 
 use crate::Options;
 use crate::harness::folder::Folder;
-use crate::harness::progress::{Progress, clock};
+use crate::harness::progress::Progress;
 use crate::harness::result::Results;
 use crate::harness::row::{Goal, Row};
 use crate::harness::side::lab_failure;
@@ -75,10 +75,7 @@ pub fn run(options: &Options) -> Outcome {
     let round: Duration = cells.iter().map(|at| CELLS[*at].total_time()).sum();
     let total_time = BOOT_TIME + round * (rounds * SIDES.len()) as u32;
     let mut progress = Progress::new(total_time);
-    progress.say(&format!(
-        "backlog: {rounds} rounds, about {}",
-        clock(total_time)
-    ));
+    progress.announce("backlog", rounds);
     progress.step("boot", BOOT_TIME);
     let mut found = Measurements::new();
     // The kernel ends QEMU when the thread that started it ends. The tap exists only in that thread's namespace.

@@ -16,7 +16,7 @@ use crate::harness::awake::KeepAwake;
 use crate::harness::cell::{milliseconds, rate};
 use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::{self, Guests, WEB};
-use crate::harness::progress::{Progress, clock};
+use crate::harness::progress::Progress;
 use crate::harness::result::Results;
 use crate::harness::row::{Goal, Row};
 use crate::harness::side::{Active, Guests as Settings, Side, lab_failure};
@@ -63,10 +63,7 @@ pub fn run(wanted: &GuestOptions) -> Outcome {
         found: Trick::ALL.map(|_| [Vec::new(), Vec::new()]),
         kernel: String::new(),
     };
-    let length = clock(round * rounds as u32);
-    bench
-        .progress
-        .say(&format!("deceivers: {rounds} rounds, about {length}"));
+    bench.progress.announce("deceivers", rounds);
     for number in 0..rounds {
         bench.round(number, rounds)?;
     }
@@ -98,9 +95,9 @@ struct Bench {
     sampler: ThreadSampler,
     core: usize,
     /// Times of the cells, by [`SIDES`].
-    times: [Duration; 2],
+    times: [Duration; SIDES.len()],
     /// By trick and by [`SIDES`], one of each round.
-    found: [[Vec<Reading>; 2]; 3],
+    found: [[Vec<Reading>; SIDES.len()]; Trick::ALL.len()],
     kernel: String,
 }
 
@@ -140,11 +137,12 @@ impl Bench {
         };
         let active = Active::start(SIDES[side], &settings, &guests.lab)?;
         let bridges = &guests.lab.spec().bridges;
-        let host = bridges.first().ok_or_else(no_network)?.address;
+        let host = bridges.first().map(|bridge| bridge.address);
+        let host = host.ok_or_else(|| Failure::run("the lab has no network"))?;
         let running = trick.start(guests.web(), host)?;
         let time = self.times[side];
         let pinged = &guests.lab.guests()[PINGED];
-        let address = pinged.address().ok_or_else(no_network)?;
+        let address = guests::address(pinged)?;
         let mean = (PING_INTERVAL.0 + PING_INTERVAL.1) / 2;
         let ping = Ping {
             count: (time.as_secs_f64() / mean.as_secs_f64()) as usize,
@@ -176,11 +174,7 @@ impl Bench {
     }
 }
 
-fn no_network() -> Failure {
-    Failure::run("a guest has no network")
-}
-
-fn rows(found: &[[Vec<Reading>; 2]; 3]) -> Vec<Row> {
+fn rows(found: &[[Vec<Reading>; SIDES.len()]; Trick::ALL.len()]) -> Vec<Row> {
     let mut rows = Vec::new();
     for (trick, sides) in Trick::ALL.into_iter().zip(found) {
         let mut row = |what: &str, unit, goal, of: fn(&Reading) -> f64| {

@@ -8,12 +8,12 @@ use viola_lab::Guest;
 use crate::harness::guests::shell;
 use viola_cli::error::Outcome;
 
-/// A trick. Beside it the guest always computes.
+/// A trick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trick {
-    /// It asks the host's kernel, which answers at once: each answer is a packet for it that it has caused itself.
+    /// Beside its work it asks the host's kernel, which answers at once: each answer is a packet for it that it has caused itself.
     OwnPackets,
-    /// Eight such programs at a time, with large packets.
+    /// The same with eight such programs at a time, and large packets.
     Flood,
     /// For one second it asks and computes nothing, for one second it computes.
     Alternates,

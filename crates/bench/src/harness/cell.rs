@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use viola_lab::load::{self, Client, Http, Ping, TcpRr};
 
 use super::cpu::{CpuUse, ThreadSampler};
-use super::guests::Guests;
+use super::guests::{self, Guests};
 use super::load::ask;
 use super::side::{Active, lab_failure};
-use viola_cli::error::{Failure, Outcome};
+use viola_cli::error::Outcome;
 use viola_cli::interrupt;
 use viola_report::stats::Sorted;
 
@@ -103,10 +103,7 @@ pub fn measure(
 ) -> Outcome<Reading> {
     interrupt::check()?;
     let pids = guests.pids();
-    let web = guests
-        .web()
-        .address()
-        .ok_or_else(|| Failure::run("the web server has no network"))?;
+    let web = guests::address(guests.web())?;
     let client = guests.client(seed);
     std::thread::sleep(times.settle);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The measured guests: a web server and its busy neighbours, all on one core.
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 
 use viola_lab::wire::{Output, Workload};
@@ -67,6 +68,15 @@ pub fn shell(guest: &Guest, script: &str) -> Outcome<Output> {
             output.stderr.trim()
         ))),
     }
+}
+
+/// The address of a guest.
+///
+/// # Errors
+/// It has no network.
+pub fn address(guest: &Guest) -> Outcome<Ipv4Addr> {
+    let none = || Failure::run(format!("guest {} has no network", guest.name()));
+    guest.address().ok_or_else(none)
 }
 
 /// What runs a lab's guests, and the version of their kernel.

@@ -29,6 +29,12 @@ impl Progress {
         }
     }
 
+    /// Says how long this run of a benchmark takes.
+    pub fn announce(&self, benchmark: &str, rounds: usize) {
+        let length = clock(self.total);
+        self.say(&format!("{benchmark}: {rounds} rounds, about {length}"));
+    }
+
     /// Begins a step with the planned `length`.
     pub fn step(&mut self, what: &str, length: Duration) {
         let part = part(self.planned, self.total);

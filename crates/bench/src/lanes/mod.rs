@@ -15,7 +15,7 @@ mod traffic;
 use std::time::Duration;
 
 use crate::Options;
-use crate::harness::progress::{Progress, clock};
+use crate::harness::progress::Progress;
 use crate::harness::result::Results;
 use crate::harness::row::{Goal, Row};
 use bed::{Reading, TestBed};
@@ -69,10 +69,7 @@ pub fn run(options: &Options) -> Outcome {
     let of_sim = Duration::from_secs(if options.quick { 2 } else { 6 });
     let total_time = of_bed + of_sim * (simulated.len() * SIDES.len() * rounds) as u32;
     let mut progress = Progress::new(total_time);
-    progress.say(&format!(
-        "lanes: {rounds} rounds, about {}",
-        clock(total_time)
-    ));
+    progress.announce("lanes", rounds);
 
     let mut rows = Vec::new();
     let mut found: Vec<(&str, &'static str, LoadOutcome)> = Vec::new();

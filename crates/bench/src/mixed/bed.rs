@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The guests: what each has for the roles that it gets, and the programs that run in it all the time.
 
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::path::Path;
 
 use viola_lab::hadoop::{Client, FileSystem, Hadoop, Hdfs, Options, make_disk};
 use viola_lab::load::Http;
-use viola_lab::{Guest, Paths, Spec};
+use viola_lab::{Paths, Spec};
 
 use super::PHASES;
 use super::roles::{Role, VMS};
@@ -26,8 +28,11 @@ const DISK: u64 = 512 << 20;
 pub struct Bed {
     /// The guests.
     pub guests: Guests,
-    calendars: Vec<(usize, Calendar)>,
-    readers: Vec<(usize, Client)>,
+    /// By guest: a request for a page of its calendar.
+    pages: BTreeMap<usize, Http>,
+    /// By guest: its client of HDFS. Empty without HDFS.
+    readers: BTreeMap<usize, Client>,
+    /// Holds the images.
     _folder: Folder,
 }
 
@@ -55,60 +60,50 @@ impl Bed {
         let folder = Folder::new(format!("/dev/shm/viola-bench.{}", std::process::id()).into())?;
         let paths = Paths::find_from([Path::new(".")]).map_err(lab_failure)?;
         let has_hdfs = kind == GuestKind::Uml;
-        for guest in all_that_get(Role::Calendar) {
-            calendar::disk(&folder.0.join(calendar_image(guest)), &paths.image)?;
-        }
+        make_calendars(&folder.0, &paths.image)?;
         for guest in all_that_get(Role::DataNode).filter(|_| has_hdfs) {
             let image = folder.0.join(data_image(guest));
             make_disk(&image, FileSystem::Ext4, DISK).map_err(lab_failure)?;
         }
         let text = text(core, kind, has_hdfs);
         let spec = Spec::from_toml(&text, "bench-mixed", &folder.0).map_err(lab_failure)?;
-        let mut bed = Self {
-            guests: guests::boot_spec(&spec, core)?,
-            calendars: Vec::new(),
-            readers: Vec::new(),
-            _folder: folder,
-        };
+        let guests = guests::boot_spec(&spec, core)?;
+        let mut pages = BTreeMap::new();
         for at in all_that_get(Role::Calendar) {
-            let guest = &bed.guests.lab.guests()[at];
-            let address = guest.address().ok_or_else(no_network)?;
-            let (lab, folder) = (&bed.guests.lab, &bed._folder.0);
-            let calendar = Calendar::start(lab, guest, address, &kind.disk(0), folder)?;
-            bed.calendars.push((at, calendar));
+            let guest = &guests.lab.guests()[at];
+            let (address, device) = (guests::address(guest)?, kind.disk(0));
+            let calendar = Calendar::start(&guests.lab, guest, address, &device, &folder.0)?;
+            pages.insert(at, calendar.page(&guests.lab)?);
         }
-        if has_hdfs {
-            bed.readers = start_hdfs(&bed.guests)?;
-        }
-        Ok(bed)
+        let readers = match has_hdfs {
+            true => start_hdfs(&guests)?,
+            false => BTreeMap::new(),
+        };
+        Ok(Self {
+            guests,
+            pages,
+            readers,
+            _folder: folder,
+        })
     }
 
-    /// The guest that has a role in a phase.
-    pub fn guest(&self, role: Role, phase: usize) -> Outcome<&Guest> {
-        let guest = super::roles::with_role(&self.guests, phase, role).next();
-        guest.ok_or_else(|| Failure::run("no guest has this role"))
+    /// The address of the guest that has a role in a phase.
+    pub fn address(&self, role: Role, phase: usize) -> Outcome<Ipv4Addr> {
+        guests::address(&self.guests.lab.guests()[role.guest(phase)?])
     }
 
     /// A request for a page of the calendar in a phase.
     pub fn calendar_page(&self, phase: usize) -> Outcome<Http> {
-        let of = |(at, _): &&(usize, Calendar)| Role::of(*at, phase) == Role::Calendar;
-        match self.calendars.iter().find(of) {
-            Some((_, calendar)) => calendar.page(&self.guests.lab),
-            None => Err(Failure::run("no guest has a calendar")),
-        }
+        let page = self.pages.get(&Role::Calendar.guest(phase)?);
+        page.cloned()
+            .ok_or_else(|| Failure::run("the guest has no calendar"))
     }
 
     /// The guests; and, if they have HDFS, the client of a phase with the file that it reads.
-    pub fn parts(&mut self, phase: usize) -> (&Guests, Option<(&mut Client, String)>) {
-        let node = all_that_get(Role::DataNode).find(|at| Role::of(*at, phase) == Role::DataNode);
-        let reader = self
-            .readers
-            .iter_mut()
-            .find(|(at, _)| Role::of(*at, phase) == Role::Reader);
-        let reader = reader
-            .zip(node)
-            .map(|((_, client), node)| (client, file_of(node)));
-        (&self.guests, reader)
+    pub fn parts(&mut self, phase: usize) -> Outcome<(&Guests, Option<(&mut Client, String)>)> {
+        let reader = self.readers.get_mut(&Role::Reader.guest(phase)?);
+        let file = file_of(Role::DataNode.guest(phase)?);
+        Ok((&self.guests, reader.map(|client| (client, file))))
     }
 
     /// Shuts the guests down.
@@ -121,17 +116,27 @@ impl Bed {
     }
 }
 
-/// The failure of a load to a guest without a network.
-pub fn no_network() -> Failure {
-    Failure::run("a guest has no network")
-}
-
 fn calendar_image(guest: usize) -> String {
     format!("calendar-{guest}.img")
 }
 
 fn data_image(guest: usize) -> String {
     format!("data-{guest}.img")
+}
+
+/// A disk with the site and its database for each guest that gets a calendar; all are alike.
+fn make_calendars(folder: &Path, image: &Path) -> Outcome {
+    let calendars = all_that_get(Role::Calendar);
+    let mut disks = calendars.map(|guest| folder.join(calendar_image(guest)));
+    let Some(first) = disks.next() else {
+        return Ok(());
+    };
+    calendar::disk(&first, image)?;
+    for disk in disks {
+        let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", disk.display()));
+        std::fs::copy(&first, &disk).map_err(failed)?;
+    }
+    Ok(())
 }
 
 /// The lab's description. The images lie beside it.
@@ -165,7 +170,7 @@ fn text(core: usize, kind: GuestKind, has_hdfs: bool) -> String {
 
 /// A DataNode in each guest that gets that role, one NameNode, and a client in each. Each client's file is on the DataNode of its own
 /// guest: HDFS writes the first copy there.
-fn start_hdfs(guests: &Guests) -> Outcome<Vec<(usize, Client)>> {
+fn start_hdfs(guests: &Guests) -> Outcome<BTreeMap<usize, Client>> {
     let hadoop = Hadoop::find().map_err(lab_failure)?;
     let lab = &guests.lab;
     let nodes: Vec<usize> = all_that_get(Role::DataNode).collect();
@@ -178,9 +183,10 @@ fn start_hdfs(guests: &Guests) -> Outcome<Vec<(usize, Client)>> {
         let guest = &lab.guests()[*other];
         hdfs.join(guest, &options).map_err(lab_failure)?;
     }
-    let mut readers = Vec::new();
+    let mut readers = BTreeMap::new();
     for at in nodes {
-        let mut client = hdfs.client(lab, &lab.guests()[at]).map_err(lab_failure)?;
+        let guest = &lab.guests()[at];
+        let mut client = hdfs.client(lab, guest).map_err(lab_failure)?;
         let file = file_of(at);
         for request in [
             "open stock".to_owned(),
@@ -188,18 +194,14 @@ fn start_hdfs(guests: &Guests) -> Outcome<Vec<(usize, Client)>> {
         ] {
             client.ask(&request).map_err(lab_failure)?;
         }
-        let found = guests::shell(
-            &lab.guests()[at],
-            "find /mnt/data -name 'blk_*' ! -name '*.meta' | wc -l",
-        )?;
-        if found.stdout.trim() != "1" {
-            let name = lab.guests()[at].name();
-            return Err(Failure::run(format!(
-                "guest {name} has {} blocks of HDFS, not 1",
-                found.stdout.trim()
-            )));
+        let count = "find /mnt/data -name 'blk_*' ! -name '*.meta' | wc -l";
+        let found = guests::shell(guest, count)?.stdout;
+        let found = found.trim();
+        if found != "1" {
+            let what = format!("guest {} has {found} blocks of HDFS, not 1", guest.name());
+            return Err(Failure::run(what));
         }
-        readers.push((at, client));
+        readers.insert(at, client);
     }
     Ok(readers)
 }
@@ -216,6 +218,7 @@ mod tests {
                 std::fs::write(folder.path().join(image), "").unwrap();
             }
         }
+        let names = guests::names(VMS);
         for kind in [GuestKind::Uml, GuestKind::Kvm] {
             let text = text(1, kind, kind == GuestKind::Uml);
             let spec = Spec::from_toml(&text, "mixed", folder.path()).unwrap();
@@ -228,18 +231,14 @@ mod tests {
                 };
                 assert_eq!(
                     (guest.disks.len(), guest.name.as_str()),
-                    (disks, names()[at].as_str())
+                    (disks, names[at].as_str())
                 );
             }
         }
         for phase in 0..PHASES {
-            let [node, reader] = [Role::DataNode, Role::Reader]
-                .map(|role| all_that_get(role).find(|at| Role::of(*at, phase) == role));
-            assert!(node.is_some() && reader.is_some() && node != reader);
+            let [node, reader] =
+                [Role::DataNode, Role::Reader].map(|role| role.guest(phase).unwrap());
+            assert!(gets(node, Role::DataNode) && gets(reader, Role::DataNode) && node != reader);
         }
-    }
-
-    fn names() -> Vec<String> {
-        guests::names(VMS)
     }
 }

@@ -17,7 +17,7 @@ use self::rows::{Measurements, Phase};
 use crate::auto::{AUTO_TIME, MICROSLICE, WINDOW, WINDOWS};
 use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::{self, WEB};
-use crate::harness::progress::{Progress, clock};
+use crate::harness::progress::Progress;
 use crate::harness::result::Results;
 use crate::harness::side::{Active, Guests as Settings, Side};
 use crate::harness::vmm::GuestKind;
@@ -74,10 +74,7 @@ pub fn run(wanted: &GuestOptions) -> Outcome {
         kernel: String::new(),
         refused: 0,
     };
-    let length = clock(total);
-    bench
-        .progress
-        .say(&format!("mixed: {rounds} rounds, about {length}"));
+    bench.progress.announce("mixed", rounds);
     if kind != GuestKind::Uml {
         let why = "HDFS is left out: only UML guests have its Java; two guests more do nothing";
         bench.progress.say(why);

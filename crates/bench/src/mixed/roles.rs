@@ -2,7 +2,6 @@
 //! What each guest does: a role is a load from outside, or work inside the guest.
 
 use std::fmt;
-use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use viola_lab::Guest;
@@ -11,7 +10,7 @@ use viola_lab::load::{self, Arrivals, Call, Client, Http};
 use viola_lab::media::Stream;
 use viola_lab::wire::Workload;
 
-use super::bed::{Bed, no_network};
+use super::bed::Bed;
 use crate::auto::{CAPACITY_TIME, LOAD};
 use crate::harness::awake::KeepAwake;
 use crate::harness::cell::milliseconds;
@@ -108,6 +107,15 @@ impl Role {
     pub fn of(guest: usize, phase: usize) -> Self {
         ROLES[(guest + phase * ROTATION) % VMS]
     }
+
+    /// The first guest, by its index, that has this role in a phase.
+    ///
+    /// # Errors
+    /// None has it.
+    pub fn guest(self, phase: usize) -> Outcome<usize> {
+        let guest = (0..VMS).find(|guest| Self::of(*guest, phase) == self);
+        guest.ok_or_else(|| Failure::run("no guest has this role"))
+    }
 }
 
 /// Starts and ends the work inside the guests.
@@ -175,30 +183,17 @@ impl Rates {
             client: bed.guests.client(seed),
             ..bed.calendar_page(0)?
         };
-        let to = address(bed, Role::Calendar, 0)?;
-        let at = (0..VMS).find(|at| Role::of(*at, 0) == Role::Calendar);
-        let pids = bed.guests.pids();
+        let to = bed.address(Role::Calendar, 0)?;
+        let pids = [bed.guests.pids()[Role::Calendar.guest(0)?]];
         let before = sampler.vms(&pids)?;
         let served = ask(&bed.guests.lab, to, &page)?.rate();
         let used = sampler.vms(&pids)?.since(&before);
-        let used = at
-            .and_then(|at| used.get(at))
-            .map_or(0.0, |used| used.share);
-        match served > 0.0 && used > 0.01 {
-            true => Ok(Self {
-                pages: pages.rate(LOAD, share),
-                calendar: Capacity(served / used).rate(LOAD, share),
-            }),
-            false => Err(Failure::run(format!(
-                "cannot measure what a core serves of the calendar: {served:.1} pages/s, {:.1} % of the core",
-                used * 100.0
-            ))),
-        }
+        let used = used.first().map_or(0.0, |used| used.share);
+        Ok(Self {
+            pages: pages.rate(LOAD, share),
+            calendar: Capacity::of(served, used)?.rate(LOAD, share),
+        })
     }
-}
-
-fn address(bed: &Bed, role: Role, phase: usize) -> Outcome<Ipv4Addr> {
-    bed.guest(role, phase)?.address().ok_or_else(no_network)
 }
 
 /// Measures a window of so many seconds. The inner error is the reason why it is refused: the load generator was late itself.
@@ -225,11 +220,11 @@ pub fn measure(
         client,
         ..page
     };
-    let to_pages = address(bed, Role::Pages, phase)?;
+    let to_pages = bed.address(Role::Pages, phase)?;
     let pages = open(rates.pages, Http::default());
-    let to_calendar = address(bed, Role::Calendar, phase)?;
+    let to_calendar = bed.address(Role::Calendar, phase)?;
     let calendar = open(rates.calendar, bed.calendar_page(phase)?);
-    let to_files = address(bed, Role::Files, phase)?;
+    let to_files = bed.address(Role::Files, phase)?;
     let files = Http {
         path: format!("/page{FILE_KIB}k"),
         bytes: FILE_KIB << 10,
@@ -244,14 +239,14 @@ pub fn measure(
         },
         ..Http::default()
     };
-    let to_voice = address(bed, Role::Voice, phase)?;
+    let to_voice = bed.address(Role::Voice, phase)?;
     let voice = Call {
         up: Stream::voice(CALLS, (time.as_millis() / 20) as u32),
         both: false,
         client,
         ..Call::default()
     };
-    let (guests, reader) = bed.parts(phase);
+    let (guests, reader) = bed.parts(phase)?;
     let lab = &guests.lab;
     let before = work(guests, phase)?;
     let (pages, calendar, files, voice, hdfs) = std::thread::scope(|scope| {
@@ -301,8 +296,7 @@ fn read(reader: Option<(&mut hadoop::Client, String)>, time: Duration) -> Outcom
     Ok(bytes as f64 / f64::from(1 << 20) / begin.elapsed().as_secs_f64())
 }
 
-/// The guests that have a role in a phase.
-pub fn with_role(guests: &Guests, phase: usize, role: Role) -> impl Iterator<Item = &Guest> {
+fn with_role(guests: &Guests, phase: usize, role: Role) -> impl Iterator<Item = &Guest> {
     let guests = guests.lab.guests().iter().enumerate();
     guests
         .filter(move |(at, _)| Role::of(*at, phase) == role)

@@ -10,10 +10,10 @@ use viola_report::stats::{Sorted, figure};
 use super::roles::{NAMES, QUANTILES, Reading, Set, WAITING};
 use crate::auto::{MINUTE, THREE_MINUTES, WINDOW, WINDOWS, changes};
 use crate::harness::row::{Goal, Row};
-/// What those that compute may lose by classes by hand, as a part of what they have on stock.
-const LEAST_WORK: f64 = 0.97;
+/// Work that classes by hand must leave to those that compute, as a part of what they have on stock.
+const MIN_WORK: f64 = 0.97;
 /// The same of files, loaded or read from HDFS.
-const LEAST_FILES: f64 = 0.95;
+const MIN_FILES: f64 = 0.95;
 /// A role gains by hand if its delay falls at least to this part.
 const GAIN: f64 = 0.8;
 
@@ -156,7 +156,7 @@ pub struct Measurements {
 
 impl Measurements {
     /// Chooses the set of guests whose class ls gives the shortest delays (by the mean of their logarithms), of those that take nobody
-    /// too much; if all do, the set that takes least from those that compute.
+    /// too much. If each set takes somebody too much, chooses the one that takes least from those that compute.
     pub fn choose(&mut self) {
         let mean = |phases: &[Phase], of: &dyn Fn(&Figures) -> f64| {
             let figures = phases.iter().map(|phase| of(&phase.whole()));
@@ -170,7 +170,7 @@ impl Measurements {
             let work = part(phases, &|f| f.work);
             let files = part(phases, &|f| f.files);
             let hdfs = part(phases, &|f| f.hdfs);
-            let costs = work < LEAST_WORK || files < LEAST_FILES || hdfs < LEAST_FILES;
+            let costs = work < MIN_WORK || files < MIN_FILES || hdfs < MIN_FILES;
             match costs {
                 true => (costs, -work),
                 false => (costs, mean(phases, &log)),
@@ -250,13 +250,13 @@ impl Measurements {
         }
         let files = |phase: &Phase| phase.whole().files;
         let row = self.row("files of 1 MiB".into(), "MiB/s", files, files);
-        rows.push(row.goal(Goal::AtLeast(LEAST_FILES), "auto"));
+        rows.push(row.goal(Goal::AtLeast(MIN_FILES), "auto"));
         let hdfs = |phase: &Phase| phase.whole().hdfs;
         let row = self.row("files read from HDFS".into(), "MiB/s", hdfs, hdfs);
-        rows.push(row.goal(Goal::AtLeast(LEAST_FILES), "auto"));
+        rows.push(row.goal(Goal::AtLeast(MIN_FILES), "auto"));
         let work = |phase: &Phase| phase.whole().work;
         let row = self.row("work of those that compute".into(), "units/s", work, work);
-        rows.push(row.goal(Goal::AtLeast(LEAST_WORK), "auto"));
+        rows.push(row.goal(Goal::AtLeast(MIN_WORK), "auto"));
         let changes = self.auto.iter().map(|phase| phase.changes as f64);
         rows.push(only(
             "outcomes of trials of a VM in a role, the most".into(),

@@ -177,8 +177,7 @@ impl TestBed {
     }
 
     fn address(&self) -> Outcome<Ipv4Addr> {
-        let none = || Failure::run("the web server has no network");
-        self.guests.web().address().ok_or_else(none)
+        guests::address(self.guests.web())
     }
 
     fn ping(&self, time: u64, client: Client) -> Outcome<Vec<Option<f64>>> {

@@ -20,7 +20,7 @@ use super::vpipe::split_patterns;
 use crate::harness::cell::{self, Reading};
 use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::{names, split_cores};
-use crate::harness::progress::{Progress, clock};
+use crate::harness::progress::Progress;
 use crate::harness::result::Results;
 use crate::harness::row::Row;
 use crate::harness::side::{Active, Guests as Settings, Side};
@@ -79,9 +79,7 @@ pub fn run(papers: &Papers) -> Outcome {
         kernel: String::new(),
         readings: Vec::new(),
     };
-    bench
-        .progress
-        .say(&format!("papers: {rounds} rounds, about {}", clock(total)));
+    bench.progress.announce("papers", rounds);
     if without_mpi {
         let note = "papers: without MPI, which scripts/mpi.sh makes for UML guests";
         bench.progress.say(note);

@@ -19,7 +19,7 @@ use viola_lab::qemu::{Image, Program, QemuVm, VmSpec};
 
 use crate::Options;
 use crate::harness::folder::Folder;
-use crate::harness::progress::{Progress, clock};
+use crate::harness::progress::Progress;
 use crate::harness::result::Results;
 use crate::harness::row::{Goal, Row};
 use viola_cli::error::{Failure, Outcome};
@@ -214,10 +214,7 @@ pub fn run(options: &Options) -> Outcome {
     let of = |cell: &&Cell| each(cell) * sides(cell).len() as u32;
     let total_time = (BOOT_TIME * 2 + cells.iter().map(of).sum::<Duration>()) * rounds as u32;
     let mut progress = Progress::new(total_time);
-    progress.say(&format!(
-        "scx: {rounds} rounds, about {}",
-        clock(total_time)
-    ));
+    progress.announce("scx", rounds);
     let (mut found, mut kernel) = (Measurements::new(), String::new());
     let shifts =
         [MAX_SHIFT, FAST].map(|shift| (shift, cells.iter().filter(move |c| c.shift == shift)));

@@ -10,7 +10,7 @@ use super::first::{self, LatePing};
 use super::plan::{Extra, State};
 use crate::harness::cell::{self, Reading, Times, fair_shares, points_from};
 use crate::harness::cpu::{CpuSample, ThreadSampler};
-use crate::harness::guests::{Guests, WEB};
+use crate::harness::guests::{self, Guests, WEB};
 use crate::harness::row::{Goal, Row};
 use crate::harness::side::{Active, Guests as Settings, Side, lab_failure, slice};
 use viola_cli::error::{Failure, Outcome};
@@ -178,10 +178,7 @@ fn flooded(
     sampler: &mut ThreadSampler,
     job: &ExtraOptions,
 ) -> Outcome<Reading> {
-    let web = guests
-        .web()
-        .address()
-        .ok_or_else(|| Failure::run("the web server has no network"))?;
+    let web = guests::address(guests.web())?;
     let flood = UdpFlood {
         rate: FLOOD,
         time: super::around(&job.times),

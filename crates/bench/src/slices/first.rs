@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use viola_lab::load::{self, Ping};
 
 use crate::harness::cpu::ThreadSampler;
-use crate::harness::guests::{Guests, names};
+use crate::harness::guests::{self, Guests, names};
 use crate::harness::row::{Goal, Row};
 use crate::harness::side::lab_failure;
 use crate::harness::trace::{CoreTrace, Switch};
-use viola_cli::error::{Failure, Outcome};
+use viola_cli::error::Outcome;
 use viola_cli::interrupt;
 use viola_report::stats::figure;
 
@@ -70,10 +70,7 @@ pub fn pings(
     count: usize,
     seed: u64,
 ) -> Outcome<Vec<LatePing>> {
-    let web = guests
-        .web()
-        .address()
-        .ok_or_else(|| Failure::run("the web server has no network"))?;
+    let web = guests::address(guests.web())?;
     let over = AtomicBool::new(false);
     let (late, record) = std::thread::scope(|scope| {
         let recorder = scope.spawn(|| record(core, &over));

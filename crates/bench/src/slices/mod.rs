@@ -22,7 +22,7 @@ use crate::harness::cell::{self, Times};
 use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::WEB;
 use crate::harness::guests::{self, Guests};
-use crate::harness::progress::{Progress, clock};
+use crate::harness::progress::Progress;
 use crate::harness::result::Results;
 use crate::harness::side::{Active, Guests as Settings, Side};
 use crate::harness::vmm::GuestKind;
@@ -53,11 +53,7 @@ pub fn run(wanted: &GuestOptions) -> Outcome {
         kernel: String::new(),
         plan,
     };
-    bench.progress.say(&format!(
-        "slices: {} rounds, about {}",
-        bench.plan.rounds,
-        clock(bench.plan.estimate())
-    ));
+    bench.progress.announce("slices", bench.plan.rounds);
     for round in 0..bench.plan.rounds {
         for lab in bench.plan.labs() {
             bench.lab(round, lab)?;

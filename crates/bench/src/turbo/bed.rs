@@ -364,8 +364,7 @@ impl TestBed {
     }
 
     fn address(&self) -> Outcome<std::net::Ipv4Addr> {
-        let none = || Failure::run("the guest has no network");
-        self.io().address().ok_or_else(none)
+        guests::address(self.io())
     }
 
     /// A client at normal priority on the load's core, so that it cannot block a turbo vCPU there.

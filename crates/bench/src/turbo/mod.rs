@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use bed::{Reading, TestBed};
 
-use crate::harness::progress::{Progress, clock};
+use crate::harness::progress::Progress;
 use crate::harness::result::Results;
 use crate::harness::vmm::GuestKind;
 use crate::harness::{guests, row};
@@ -289,10 +289,7 @@ fn measure(
     let cell = times.cell(measures);
     let total_time = (BOOT_TIME + (SWITCH_TIME + cell) * settings.len() as u32) * rounds as u32;
     let mut progress = Progress::new(total_time);
-    progress.say(&format!(
-        "turbo: {rounds} rounds, about {}",
-        clock(total_time)
-    ));
+    progress.announce("turbo", rounds);
     let mut found = rows::Measurements::default();
     let mut kernel = String::new();
     for round in 0..rounds {

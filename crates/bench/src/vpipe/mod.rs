@@ -32,7 +32,7 @@ use clap::Args;
 use super::vread::busy;
 use crate::harness::cpu::ThreadSampler;
 use crate::harness::guests::{kernel, split_cores};
-use crate::harness::progress::{Progress, clock};
+use crate::harness::progress::Progress;
 use crate::harness::result::Results;
 use crate::options::GuestOptions;
 use viola_cli::error::{Failure, Outcome};
@@ -103,7 +103,7 @@ pub fn run(vpipe: &Vpipe) -> Outcome {
         .sum();
     let total = start + once * rounds as u32;
     let mut progress = Progress::new(total);
-    progress.say(&format!("vpipe: {rounds} rounds, about {}", clock(total)));
+    progress.announce("vpipe", rounds);
     progress.step("guests", start);
     // Native cells need no guest.
     let fixtures = match cells.iter().any(|cell| !cell.work.is_native()) {

@@ -28,7 +28,7 @@ use work::{BLOCK, Phase, SCRATCH, SMALL_FILES, SMALL_FILES_FOLDER, Side, Sizes, 
 
 use super::Options;
 use crate::harness::cpu::ThreadSampler;
-use crate::harness::progress::{Progress, clock};
+use crate::harness::progress::Progress;
 use crate::harness::result::Results;
 use crate::harness::side::lab_failure;
 use viola_cli::error::{Failure, Outcome};
@@ -85,8 +85,7 @@ pub fn run(vread: &Vread) -> Outcome {
         sampler: ThreadSampler::new()?,
         progress: Progress::new(total),
     };
-    run.progress
-        .say(&format!("vread: {rounds} rounds, about {}", clock(total)));
+    run.progress.announce("vread", rounds);
     // A later failure must not lose earlier measurements.
     let mut rows = Vec::new();
     let mut failed = None;
