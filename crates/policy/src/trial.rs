@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A trial of a change for one VM: windows with and without the change in pairs, until a test decides.
+//! A trial of a change for one VM, or for several of a core at once: windows with and without the change in pairs, until a test
+//! decides.
 //!
 //! The order of each pair is drawn by lot, and [`Comparison`] tests the pairs. The test looks at 10, 14, 19 and 24 pairs
 //! ([`LOOKS`]), each time with a quarter of [`ERROR`], so that all looks together are wrong with at most that probability
-//! (Bonferroni's inequality). The change stays if the VM gains and no neighbour is found to lose: neither more than
-//! [`MAX_WORK_LOSS`] of its CPU time nor more than [`MAX_DELAY_LOSS`] of its delay. Otherwise it is taken back.
+//! (Bonferroni's inequality). The change stays for each VM that gains if nobody is found to lose: neither more than
+//! [`MAX_WORK_LOSS`] of its CPU time nor more than [`MAX_DELAY_LOSS`] of its delay. Otherwise it is taken back. Of several VMs that are
+//! tried together, each must not lose by the others either.
 //!
 //! A neighbour that itself gained by an earlier change may lose a part of that gain again ([`Sample::tolerated`]): otherwise the
 //! first VM of a core would keep out all others.
@@ -28,7 +30,9 @@ pub const ERROR: f64 = 0.01;
 pub const MAX_WORK_LOSS: f64 = 0.02;
 /// Largest part by which a neighbour's delay may grow.
 pub const MAX_DELAY_LOSS: f64 = 0.05;
-/// The trial ends after so many pairs in which too few requests came to the VM.
+/// A VM that does not get its delay down to this part of it need not be tried any longer.
+pub const MIN_GAIN: f64 = 0.5;
+/// The trial ends after so many pairs in which too few requests came to the VMs.
 const MAX_EMPTY_PAIRS: usize = 10;
 
 /// What one VM got in a window.
@@ -45,13 +49,13 @@ pub struct Sample {
 /// What all VMs got that the change may concern.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WindowSample<K> {
-    /// The VM that is tried.
-    pub own: Sample,
-    /// The other VMs of its core, by key.
+    /// The VMs that are tried, by key.
+    pub tried: Vec<(K, Sample)>,
+    /// The other VMs of their core, by key.
     pub neighbours: Vec<(K, Sample)>,
 }
 
-/// What of a neighbour is compared.
+/// What of a VM is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Good {
     /// Its CPU time.
@@ -60,58 +64,106 @@ pub enum Good {
     Delay,
 }
 
-/// What a trial found.
+/// A VM that loses by the change.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Finding<K> {
-    /// The VM gains, and nobody is found to lose: the change stays.
+pub struct Harm<K> {
+    /// The VM.
+    pub who: K,
+    /// Of what it gets less.
+    pub of: Good,
+    /// By how much.
+    pub loss: Estimate,
+}
+
+/// What a trial found about a VM that was tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finding {
+    /// It gains. If nobody loses, it keeps the change.
     Gains,
-    /// The VM is not found to gain.
+    /// It is not found to gain.
     NoGain,
-    /// A neighbour loses.
-    Harms {
-        /// The neighbour.
-        who: K,
-        /// Of what it gets less.
-        of: Good,
-        /// By how much.
-        loss: Estimate,
-    },
+    /// Nothing yet: the trial ended earlier, since somebody loses.
+    Open,
     /// Too few packets came, and the VM waited too rarely.
     TooFewEvents,
+}
+
+/// What became of a VM that was tried.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tried {
+    /// What was found.
+    pub finding: Finding,
+    /// Its delay with the change, as a multiple of that without; `None` if too few pairs had one.
+    pub ratio: Option<Estimate>,
+    /// The median of its delays without the change, ns.
+    pub delay: Option<f64>,
+    /// Pairs of windows in which its delays were compared.
+    pub pairs: usize,
 }
 
 /// The end of a trial.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome<K> {
-    /// What was found.
-    pub finding: Finding<K>,
-    /// The VM's delay with the change, as a multiple of that without; `None` if too few pairs had one.
-    pub own: Option<Estimate>,
-    /// Pairs of windows that were compared.
-    pub pairs: usize,
-    /// The median of the VM's delays without the change, ns.
-    pub own_delay: Option<f64>,
-    /// The same of its neighbours, as far as requests came to them.
-    pub delays: Vec<(K, f64)>,
+    /// A VM that loses. Then nobody keeps the change.
+    pub harm: Option<Harm<K>>,
+    /// The VMs that were tried.
+    pub tried: BTreeMap<K, Tried>,
+    /// The medians of the other VMs' delays without the change, ns, as far as requests came to them.
+    pub delays: BTreeMap<K, f64>,
 }
 
-impl<K> Outcome<K> {
-    /// Whether the change stays.
-    pub fn stays(&self) -> bool {
-        matches!(self.finding, Finding::Gains)
+impl<K: Ord> Outcome<K> {
+    /// Whether this VM keeps the change.
+    pub fn stays(&self, who: &K) -> bool {
+        let gains = |tried: &Tried| tried.finding == Finding::Gains;
+        self.harm.is_none() && self.tried.get(who).is_some_and(gains)
     }
 }
 
-/// The comparisons of one neighbour.
+/// The comparisons of one VM.
 #[derive(Debug, Clone, Default)]
-struct Neighbour {
+struct Compared {
     work: Comparison,
     delay: Comparison,
     /// Delays without the change, ns.
     delays: Vec<f64>,
 }
 
-/// A running trial. `K` identifies a neighbour.
+impl Compared {
+    /// Adds a pair of windows. Returns whether requests came in both.
+    fn add(&mut self, without: &Sample, with: &Sample) -> bool {
+        self.work.add(without.work, with.work);
+        let (Some(before), Some(after)) = (without.delay, with.delay) else {
+            return false;
+        };
+        self.delay.add(before.max(with.tolerated), after);
+        self.delays.push(before);
+        true
+    }
+
+    fn ratio(&self) -> Option<Estimate> {
+        estimate(&self.delay)
+    }
+
+    fn gains(&self) -> bool {
+        self.ratio().is_some_and(|e| e.interval.1 < 1.0)
+    }
+
+    /// Whether it is found to gain less than would be worth more windows.
+    fn gains_little(&self) -> bool {
+        self.ratio().is_some_and(|e| e.interval.0 > MIN_GAIN)
+    }
+
+    /// Of what this VM loses, and how much.
+    fn loss(&self) -> Option<(Good, Estimate)> {
+        let less = estimate(&self.work).filter(|e| e.interval.1 < 1.0 - MAX_WORK_LOSS);
+        let later = (self.ratio()).filter(|e| e.interval.0 > 1.0 + MAX_DELAY_LOSS);
+        let less = less.map(|loss| (Good::Work, loss));
+        less.or_else(|| later.map(|loss| (Good::Delay, loss)))
+    }
+}
+
+/// A running trial. `K` identifies a VM.
 #[derive(Debug, Clone)]
 pub struct Trial<K> {
     lot: u64,
@@ -119,10 +171,8 @@ pub struct Trial<K> {
     with: bool,
     /// The first window of the present pair.
     first: Option<WindowSample<K>>,
-    own: Comparison,
-    /// The VM's delays without the change, ns.
-    own_delays: Vec<f64>,
-    neighbours: BTreeMap<K, Neighbour>,
+    tried: BTreeMap<K, Compared>,
+    neighbours: BTreeMap<K, Compared>,
     pairs: usize,
     empty: usize,
 }
@@ -134,8 +184,7 @@ impl<K: Ord + Clone> Trial<K> {
             lot: seed | 1,
             with: false,
             first: None,
-            own: Comparison::default(),
-            own_delays: Vec::new(),
+            tried: BTreeMap::new(),
             neighbours: BTreeMap::new(),
             pairs: 0,
             empty: 0,
@@ -166,73 +215,54 @@ impl<K: Ord + Clone> Trial<K> {
             false => (sample, first),
         };
         self.with = self.draw();
-        self.add(&without, &with);
-        if self.empty == MAX_EMPTY_PAIRS {
-            return Some(self.outcome(Finding::TooFewEvents));
-        }
-        let finding = LOOKS.contains(&self.pairs).then(|| self.look());
-        finding.flatten().map(|finding| self.outcome(finding))
-    }
-
-    fn add(&mut self, without: &WindowSample<K>, with: &WindowSample<K>) {
-        let (Some(before), Some(after)) = (without.own.delay, with.own.delay) else {
+        if !add(&mut self.tried, &without.tried, &with.tried) {
             self.empty += 1;
-            return;
-        };
+            return (self.empty == MAX_EMPTY_PAIRS).then(|| self.outcome(None, true));
+        }
         self.pairs += 1;
-        self.own.add(before, after);
-        self.own_delays.push(before);
-        for (who, before) in &without.neighbours {
-            let after = with.neighbours.iter().find(|(other, _)| other == who);
-            let Some((_, after)) = after else { continue };
-            let neighbour = self.neighbours.entry(who.clone()).or_default();
-            neighbour.work.add(before.work, after.work);
-            if let (Some(before), Some(delay)) = (before.delay, after.delay) {
-                neighbour.delay.add(before.max(after.tolerated), delay);
-                neighbour.delays.push(before);
-            }
-        }
+        add(&mut self.neighbours, &without.neighbours, &with.neighbours);
+        LOOKS.contains(&self.pairs).then(|| self.look()).flatten()
     }
 
-    /// What the pairs show so far; `None` if more are needed.
-    fn look(&self) -> Option<Finding<K>> {
-        if let Some(harm) = self.harm() {
-            return Some(harm);
-        }
-        let gains = self.estimate(&self.own).is_some_and(|e| e.interval.1 < 1.0);
-        match gains {
-            true => Some(Finding::Gains),
-            false if Some(&self.pairs) == LOOKS.last() => Some(Finding::NoGain),
-            false => None,
-        }
+    /// The outcome, if the pairs show enough.
+    fn look(&self) -> Option<Outcome<K>> {
+        let harm = self.harm();
+        let is_decided = |compared: &Compared| compared.gains() || compared.gains_little();
+        let is_last = Some(&self.pairs) == LOOKS.last() || self.tried.values().all(is_decided);
+        (harm.is_some() || is_last).then(|| self.outcome(harm, is_last))
     }
 
-    fn harm(&self) -> Option<Finding<K>> {
-        self.neighbours.iter().find_map(|(who, neighbour)| {
-            let harms = |of, loss| Finding::Harms {
-                who: who.clone(),
-                of,
-                loss,
-            };
-            let work = self.estimate(&neighbour.work);
-            let delay = self.estimate(&neighbour.delay);
-            let lost = work.filter(|e| e.interval.1 < 1.0 - MAX_WORK_LOSS);
-            let later = delay.filter(|e| e.interval.0 > 1.0 + MAX_DELAY_LOSS);
-            let lost = lost.map(|loss| harms(Good::Work, loss));
-            lost.or_else(|| later.map(|loss| harms(Good::Delay, loss)))
-        })
+    /// Who loses. A VM that is tried alone cannot lose by others.
+    fn harm(&self) -> Option<Harm<K>> {
+        let together = self.tried.iter().filter(|_| self.tried.len() > 1);
+        self.neighbours
+            .iter()
+            .chain(together)
+            .find_map(|(who, compared)| {
+                let (of, loss) = compared.loss()?;
+                let who = who.clone();
+                Some(Harm { who, of, loss })
+            })
     }
 
-    fn estimate(&self, comparison: &Comparison) -> Option<Estimate> {
-        comparison.estimate(ERROR / LOOKS.len() as f64)
-    }
-
-    fn outcome(&self, finding: Finding<K>) -> Outcome<K> {
+    fn outcome(&self, harm: Option<Harm<K>>, is_last: bool) -> Outcome<K> {
+        let tried = |compared: &Compared| Tried {
+            finding: match compared.ratio() {
+                _ if self.empty == MAX_EMPTY_PAIRS => Finding::TooFewEvents,
+                Some(_) if compared.gains() => Finding::Gains,
+                _ if !is_last => Finding::Open,
+                Some(_) => Finding::NoGain,
+                None => Finding::TooFewEvents,
+            },
+            ratio: compared.ratio(),
+            delay: median(&compared.delays),
+            pairs: compared.delay.pairs(),
+        };
         Outcome {
-            finding,
-            own: self.estimate(&self.own),
-            pairs: self.pairs,
-            own_delay: median(&self.own_delays),
+            harm,
+            tried: (self.tried.iter())
+                .map(|(who, compared)| (who.clone(), tried(compared)))
+                .collect(),
             delays: (self.neighbours.iter())
                 .filter_map(|(who, neighbour)| Some((who.clone(), median(&neighbour.delays)?)))
                 .collect(),
@@ -246,6 +276,26 @@ impl<K: Ord + Clone> Trial<K> {
         self.lot ^= self.lot << 17;
         self.lot >> 63 == 1
     }
+}
+
+/// Adds a pair of windows to the comparisons of the VMs that are in both. Returns whether requests came to one of them.
+fn add<K: Ord + Clone>(
+    compared: &mut BTreeMap<K, Compared>,
+    without: &[(K, Sample)],
+    with: &[(K, Sample)],
+) -> bool {
+    let mut has_requests = false;
+    for (who, before) in without {
+        if let Some((_, after)) = with.iter().find(|(other, _)| other == who) {
+            let compared = compared.entry(who.clone()).or_default();
+            has_requests |= compared.add(before, after);
+        }
+    }
+    has_requests
+}
+
+fn estimate(comparison: &Comparison) -> Option<Estimate> {
+    comparison.estimate(ERROR / LOOKS.len() as f64)
 }
 
 /// The upper median; `None` of nothing.

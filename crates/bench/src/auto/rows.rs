@@ -29,7 +29,12 @@ pub fn name(side: Side) -> &'static str {
 pub fn changes(events: &Events) -> Vec<&Event> {
     let is_change = |event: &&Event| {
         let what = &event.what;
-        let words = ["tries class", "class ls (auto", "class batch (auto"];
+        let words = [
+            "tries class",
+            "class ls (auto",
+            "class batch (auto",
+            "ends its trial",
+        ];
         event.kind == EventKind::Change && words.iter().any(|w| what.starts_with(w))
     };
     events.events.iter().filter(is_change).collect()

@@ -344,6 +344,8 @@ pub struct Advice {
     pub now: Nanos,
     /// Longest wait in class ls, ns.
     pub after: Nanos,
+    /// Whether the VM uses so little of its share that class ls serves it at once.
+    pub is_inside: bool,
 }
 
 impl Advice {
@@ -396,6 +398,7 @@ pub fn advise(
             true => others.into_iter().fold(microslice, Nanos::saturating_add),
             false => interleaved_wait(share, microslice, others),
         },
+        is_inside,
     }
 }
 

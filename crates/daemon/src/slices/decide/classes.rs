@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The class of each VM: what the operator set, or, for class auto, what the meter finds.
 //!
-//! A VM of class auto is tried in class ls when the classifier says so and the model predicts shorter waits. One VM of a core is
-//! tried at a time, in pairs of windows with and without the class ([`viola_policy::trial`]), on its own delay and on what all VMs of its core
-//! get. The class stays if the VM is found to gain and no other to lose. Otherwise the VM is batch again and is not tried again for
-//! ten minutes. What was found survives a restart of the daemon (`memory`).
+//! A VM of class auto is tried in class ls when the classifier says so and the model predicts shorter waits. All such VMs of a
+//! core are tried together (`gather`), in pairs of windows with and without the class ([`viola_policy::trial`]), on their own delays
+//! and on what all VMs of the core get. The class stays for each VM that is found to gain, if no other is found to lose. If one loses,
+//! fewer are tried. A VM that does not gain, or harms others by itself, is batch again and is not tried again for ten minutes. What was
+//! found survives a restart of the daemon (`memory`).
 //!
 //! A class that stays is tried again after an hour, and when the delays have become longer than they were without it. Repeated trials
 //! have a budget (`budget`); without one, a class that may no longer help ends at once.
 
 mod budget;
+mod gather;
 mod memory;
 mod references;
 mod state;
@@ -20,18 +22,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use viola_host::{Vm, VmId};
-use viola_meter::VmSample;
-use viola_policy::slices::classify::{Advice, Figure, Figures, Verdict};
+use viola_meter::{VmSample, WAIT_WINDOW_SECONDS};
+use viola_policy::slices::classify::{Advice, Figure, Figures};
 use viola_policy::slices::{Class, MS, Nanos};
-use viola_policy::trial::Finding;
+use viola_policy::trial::{Finding, Harm, Outcome};
 use viola_proto::ClassSetting;
 
 use self::budget::Budget;
+use self::gather::Gathering;
 use self::memory::{Memory, Remembered};
 use self::references::References;
 use self::state::{State, class_of};
 pub use self::trial::Counters;
-use self::trial::{Running, found};
+use self::trial::{Candidate, Running, found, harmed};
 use crate::vms::settings::shares_its_name;
 use viola_cli::error::one_line;
 use viola_cli::quantities::{percent, rounded};
@@ -39,12 +42,17 @@ use viola_cli::quantities::{percent, rounded};
 /// A class that stays is tried again after this time, ns: the load may have become another.
 const STAY_TIME: Nanos = 3_600_000 * MS;
 
+/// Time over which the figures add up waits, ns.
+const FIGURES_TIME: Nanos = WAIT_WINDOW_SECONDS as Nanos * 1000 * MS;
+
 /// The classes of all VMs.
 #[derive(Debug, Default)]
 pub struct Classes {
     vms: BTreeMap<VmId, State>,
     /// Trials that concern different VMs.
     trials: Vec<Running>,
+    /// Those that begin soon.
+    gatherings: Vec<Gathering>,
     budget: Budget,
     references: References,
     memory: Memory,
@@ -74,16 +82,18 @@ pub struct Observation<'a> {
     pub name: &'a dyn Fn(&VmId) -> String,
 }
 
-/// A VM has another class from now on.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// VMs have another class from now on.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct ClassChange {
-    /// A line for the log; `None` within a trial.
-    pub line: Option<String>,
+    /// Lines for the log, each about a VM; none within a trial.
+    pub lines: Vec<(VmId, String)>,
 }
 
 impl ClassChange {
-    fn logged(line: String) -> Option<Self> {
-        Some(Self { line: Some(line) })
+    fn logged(id: &VmId, line: String) -> Self {
+        Self {
+            lines: vec![(id.clone(), line)],
+        }
     }
 }
 
@@ -96,41 +106,48 @@ impl Classes {
         }
     }
 
-    /// Takes what a VM did in a window. Returns whether it has another class from now on.
+    /// Takes what a VM did in a window. Returns whether VMs have another class from now on.
     pub fn observe(&mut self, o: &Observation<'_>) -> Option<ClassChange> {
         let state = self.vms.entry(o.vm.id.clone()).or_insert_with(|| {
             let remembered = self.memory.get(&o.vm.id);
             State::remember(remembered, o.at)
         });
         (state.observed_at, state.setting) = (o.at, o.setting);
+        (state.wish, state.is_unique) = (None, !shares_its_name(o.vm));
+        if let Some(advice) = o.advice {
+            state.is_inside = advice.is_inside;
+        }
         if state.add(o) {
             self.end_role(&o.vm.id);
         }
         if o.setting != ClassSetting::Auto {
-            self.cancel_trial(&o.vm.id);
+            self.leave_trial(&o.vm.id);
             return None;
         }
         let state = self.vms.get_mut(&o.vm.id)?;
         let verdict = state.verdict?;
-        let tried = self.trials.iter().position(|t| t.vm == o.vm.id);
+        let tried = self.trials.iter().position(|t| t.tries(&o.vm.id));
         if verdict.class == Class::Batch {
             if tried.is_none() && state.chosen == Class::Batch {
+                self.end_gathering(&o.vm.id);
                 return None;
             }
             (state.chosen, state.without) = (Class::Batch, None);
             state.last_change.clear();
             // What its next load needs may be tried at once, but counts as one more trial.
-            (state.tried_at, state.next_trial) = (Some(o.at), o.at);
-            self.cancel_trial(&o.vm.id);
+            (state.tried_at, state.next_trial, state.turn) = (Some(o.at), o.at, 0);
+            self.leave_trial(&o.vm.id);
             let near = |trial: &&mut Running| trial.concerned.contains(&o.vm.id);
             (self.trials.iter_mut().filter(near)).for_each(|trial| trial.is_stale = true);
             self.memory.forget(&o.vm.id);
-            return ClassChange::logged(format!("class batch (auto, was ls): {}", verdict.why));
+            let line = format!("class batch (auto, was ls): {}", verdict.why);
+            return Some(ClassChange::logged(&o.vm.id, line));
         }
-        if let Some(tried) = tried {
-            return self.step_trial(tried, o);
+        match tried {
+            Some(tried) if self.trials[tried].is_led_by(&o.vm.id) => self.step_trial(tried, o),
+            Some(_) => None,
+            None => self.begin_trial(o, verdict),
         }
-        self.begin_trial(o, verdict)
     }
 
     /// Whether a VM has done latency-sensitive I/O and waited for so long that class ls may be tried.
@@ -144,156 +161,181 @@ impl Classes {
         self.vms.get(id).and_then(State::used)
     }
 
-    /// Begins a trial of class ls if the VM may gain by it, or if the class that it has may no longer help.
-    fn begin_trial(&mut self, o: &Observation<'_>, verdict: Verdict) -> Option<ClassChange> {
-        let state = self.vms.get_mut(&o.vm.id)?;
-        let is_near = |trial: &Running| trial.concerned.contains(&o.vm.id);
-        if state.time_to_trial(o.at) > 0 || self.trials.iter().any(is_near) {
-            return None;
-        }
-        let is_first = state.tried_at.is_none();
-        let has_room = |id: &VmId| is_first || self.budget.has_room(id, o.at);
-        let advice = o.advice?;
-        let (before, reason, line) = match state.without.filter(|_| state.chosen == Class::Ls) {
-            None if !advice.is_worth_it() => return None,
-            None => {
-                let why = state.looked.unwrap_or(verdict.why);
-                let line = format!("tries class ls (auto): {why}; {advice}");
-                ((o.figures)().best()?, why.to_string(), line)
-            }
-            Some((figure, without)) => {
-                let now = (o.figures)().get(figure)?;
-                let is_due = state.tried_at.is_none_or(|at| o.at >= at + STAY_TIME);
-                let grown = state.other_use(true);
-                if now <= without && !is_due && grown.is_none() {
-                    return None;
-                }
-                let compared = match grown {
-                    Some((before, now)) => format!(
-                        "it runs {} of the time, and ran {} after its last trial",
-                        percent(now),
-                        percent(before)
-                    ),
-                    None => format!(
-                        "its {figure} is {}, and was {} without",
-                        rounded(now),
-                        rounded(without)
-                    ),
-                };
-                if now > without && !has_room(&o.vm.id) {
-                    let found = format!("{compared} class ls");
-                    let line = format!(
-                        "class batch (auto, was ls): {found}; its core had too many trials for another one"
-                    );
-                    (state.chosen, state.without) = (Class::Batch, None);
-                    state.last_change = found;
-                    self.memory.forget(&o.vm.id);
-                    return ClassChange::logged(line);
-                }
-                let line = format!("tries class ls again (auto): {compared}");
-                ((figure, without), state.last_change.clone(), line)
-            }
-        };
-        // Two trials on one core would disturb each other.
-        let concerned = (o.near)();
-        if self
-            .trials
-            .iter()
-            .any(|t| !t.concerned.is_disjoint(&concerned))
-        {
-            return None;
-        }
-        if !concerned.iter().all(has_room) {
-            return None;
-        }
-        if !is_first {
-            self.budget.spend(o.at, concerned.clone());
-        }
-        let mut others = concerned.iter().filter(|id| **id != o.vm.id);
-        let from_stock = others.all(|id| self.known_class(id) == Class::Batch);
-        let state = self.vms.get_mut(&o.vm.id)?;
-        state.last_change = reason;
-        let trial = Running::begin(o.vm.id.clone(), concerned, before, from_stock, o.at);
-        state.choose(trial.is_ls());
-        self.trials.push(trial);
-        ClassChange::logged(line)
-    }
-
-    /// Lets the time of the trial go on. Keeps the class if the trial ends well, and takes it back otherwise.
+    /// Lets the time of the trial go on. Keeps the class of those that gain if the trial ends well, and takes it back otherwise.
     fn step_trial(&mut self, tried: usize, o: &Observation<'_>) -> Option<ClassChange> {
-        let disturbance = match self.is_disturbed(o) {
+        let disturbance = match self.is_disturbed(tried, o) {
             true => Some("a VM on trial came to its core"),
             false => (self.trials.get(tried)?.is_stale)
                 .then_some("class ls of another VM of its core ended"),
         };
         if let Some(what) = disturbance {
-            self.cancel_trial(&o.vm.id);
-            return ClassChange::logged(format!("ends its trial of class ls (auto): {what}"));
+            let trial = self.trials.swap_remove(tried);
+            let line = format!("ends its trial of class ls (auto): {what}");
+            let lines = trial.tried.iter().map(|t| (t.vm.clone(), line.clone()));
+            let lines = lines.collect();
+            self.restore_classes(&trial);
+            return Some(ClassChange { lines });
         }
         let trial = self.trials.get_mut(tried)?;
         let (vms, references) = (&self.vms, &self.references);
+        let is_inside = |id| vms.get(id).is_some_and(|state: &State| state.is_inside);
+        let all_inside = trial.tried.iter().all(|t| is_inside(&t.vm));
         let tolerated = |id: &VmId| match vms.get(id) {
             // A class that the operator set is to have its full effect.
-            Some(state) if state.setting != ClassSetting::Ls => {
-                references.tolerated(id, state.class(), o.at)
+            Some(state) if state.setting == ClassSetting::Ls => 0.0,
+            // A VM that wants more than its share takes nothing from one that wants less.
+            Some(state) if state.class() == Class::Ls && state.is_inside && !all_inside => 0.0,
+            Some(state) => references.tolerated(id, state.class(), o.at),
+            None => 0.0,
+        };
+        let Some(outcome) = trial.step(o.at, o.counters, &tolerated) else {
+            let mut has_changed = false;
+            for candidate in &trial.tried {
+                let state = self.vms.get_mut(&candidate.vm);
+                has_changed |= state.is_some_and(|state| state.choose(trial.is_ls()));
             }
-            _ => 0.0,
+            return has_changed.then(ClassChange::default);
         };
-        let outcome = trial.step(o.at, o.counters, &tolerated);
-        let state = self.vms.get_mut(&o.vm.id)?;
-        let Some(outcome) = outcome else {
-            let has_changed = state.choose(trial.is_ls());
-            return has_changed.then_some(ClassChange { line: None });
-        };
-        let ((figure, without), compared) = (trial.before, trial.compared);
-        if compared == Some(Figure::PacketDelay) {
-            (self.references).learn(&o.vm.id, &outcome, trial.from_stock, o.at);
+        let trial = self.trials.swap_remove(tried);
+        self.learn(&trial, &outcome, o.at);
+        match &outcome.harm {
+            Some(harm) if trial.tried.len() > 1 => Some(self.split(&trial, harm, o)),
+            _ => Some(self.end_trial(&trial, &outcome, o)),
         }
-        self.trials.swap_remove(tried);
-        let stays = outcome.stays();
-        let found = found(&outcome, compared, o.name);
-        state.choose(stays);
-        let class = if stays { "ls" } else { "batch" };
-        let line = format!("class {class} (auto): {found}");
-        state.end_trial(o.at);
-        if let Finding::Harms { who, .. } = &outcome.finding {
-            state.harmed = Some(who.clone());
-        }
-        state.without = stays.then_some((figure, without));
-        state.last_change.clone_from(&found);
-        if outcome.finding != Finding::TooFewEvents && !shares_its_name(o.vm) {
-            let finding = Remembered {
-                stays,
-                found,
-                by_packets: figure == Figure::PacketDelay,
-                without_ns: without,
-            };
-            self.memory.set(&o.vm.id, finding);
-        }
-        ClassChange::logged(line)
     }
 
-    /// Whether another VM on trial has come to a core of this one: vCPUs move for balance.
-    fn is_disturbed(&self, o: &Observation<'_>) -> bool {
+    /// Keeps the delays without the class that a trial found by `at` (ns).
+    fn learn(&mut self, trial: &Running, outcome: &Outcome<VmId>, at: Nanos) {
+        let by_packets = |t: &&Candidate| t.measure.figure == Figure::PacketDelay;
+        for candidate in trial.tried.iter().filter(by_packets) {
+            let tried = outcome.tried.get(&candidate.vm);
+            if let Some(delay) = tried.and_then(|tried| tried.delay) {
+                self.references.learn(&candidate.vm, delay, at);
+            }
+        }
+        // Where others had the class, a delay is shorter than on stock.
+        if trial.from_stock {
+            let delays = outcome.delays.iter();
+            delays.for_each(|(id, delay)| self.references.learn(id, *delay, at));
+        }
+    }
+
+    /// Takes the class back from VMs that harmed somebody together. Half of them, those that run least, are tried next.
+    fn split(&mut self, trial: &Running, harm: &Harm<VmId>, o: &Observation<'_>) -> ClassChange {
+        let last_turn = (trial.concerned.iter()).filter_map(|id| Some(self.vms.get(id)?.turn));
+        let last_turn = last_turn.max().unwrap_or(0);
+        let mut tried: Vec<&VmId> = trial.tried.iter().map(|t| &t.vm).collect();
+        let used = |id: &&VmId| self.used(id).unwrap_or(0.0);
+        tried.sort_by(|a, b| used(a).total_cmp(&used(b)));
+        let half = tried.len() / 2;
+        let found = format!(
+            "with {} others it harmed a VM: {}",
+            tried.len() - 1,
+            harmed(harm, o.name)
+        );
+        let mut change = ClassChange::default();
+        for (i, id) in tried.into_iter().enumerate() {
+            let Some(state) = self.vms.get_mut(id) else {
+                continue;
+            };
+            state.choose(false);
+            if i >= half {
+                state.turn = last_turn + 1 + i - half;
+            }
+            state.last_change.clone_from(&found);
+            let line = format!("ends its trial of class ls (auto): {found}; fewer are tried now");
+            change.lines.push((id.clone(), line));
+        }
+        change
+    }
+
+    /// Keeps the class of the VMs that gain if nobody loses.
+    fn end_trial(
+        &mut self,
+        trial: &Running,
+        outcome: &Outcome<VmId>,
+        o: &Observation<'_>,
+    ) -> ClassChange {
+        // What the others waited in the windows without the class they wait no longer.
+        if trial.tried.iter().any(|t| outcome.stays(&t.vm)) {
+            for id in &trial.concerned {
+                if let Some(state) = self.vms.get_mut(id) {
+                    state.next_trial = state.next_trial.max(o.at + FIGURES_TIME);
+                }
+            }
+        }
+        let mut change = ClassChange::default();
+        for candidate in &trial.tried {
+            let id = &candidate.vm;
+            let Some(state) = self.vms.get_mut(id) else {
+                continue;
+            };
+            let stays = outcome.stays(id);
+            let tried = outcome.tried.get(id);
+            let found = match &outcome.harm {
+                Some(harm) => format!("it harmed a neighbour: {}", harmed(harm, o.name)),
+                None => found(tried, candidate.measure.figure),
+            };
+            state.choose(stays);
+            state.end_trial(o.at);
+            state.harmed = outcome.harm.as_ref().map(|harm| harm.who.clone());
+            let (figure, without) = candidate.before;
+            state.without = stays.then_some((figure, without));
+            state.last_change.clone_from(&found);
+            let class = if stays { "ls" } else { "batch" };
+            change
+                .lines
+                .push((id.clone(), format!("class {class} (auto): {found}")));
+            let is_decided = tried.is_some_and(|tried| tried.finding != Finding::TooFewEvents);
+            if is_decided && state.is_unique {
+                let finding = Remembered {
+                    stays,
+                    found,
+                    by_packets: figure == Figure::PacketDelay,
+                    without_ns: without,
+                };
+                self.memory.set(id, finding);
+            }
+        }
+        change
+    }
+
+    /// Whether a VM of another trial has come to a core of this one: vCPUs move for balance.
+    fn is_disturbed(&self, tried: usize, o: &Observation<'_>) -> bool {
         if self.trials.len() < 2 {
             return false;
         }
         let near = (o.near)();
-        let mut others = self.trials.iter().filter(|t| t.vm != o.vm.id);
-        others.any(|t| near.contains(&t.vm))
+        let mut others = self.trials.iter().enumerate().filter(|(i, _)| *i != tried);
+        others.any(|(_, trial)| trial.tried.iter().any(|t| near.contains(&t.vm)))
     }
 
     /// Ends all trials without an outcome, since classes have no effect now. Their VMs have the class from before.
     pub fn suspend(&mut self) {
+        self.gatherings.clear();
         for trial in std::mem::take(&mut self.trials) {
-            self.restore_class(&trial.vm);
+            self.restore_classes(&trial);
         }
     }
 
-    fn cancel_trial(&mut self, id: &VmId) {
-        if let Some(tried) = self.trials.iter().position(|t| t.vm == *id) {
+    /// Takes a VM out of its trial, of which nothing comes then.
+    fn leave_trial(&mut self, id: &VmId) {
+        self.end_gathering(id);
+        let Some(tried) = self.trials.iter().position(|t| t.tries(id)) else {
+            return;
+        };
+        self.restore_class(id);
+        let trial = &mut self.trials[tried];
+        trial.tried.retain(|t| t.vm != *id);
+        trial.is_stale = true;
+        if trial.tried.is_empty() {
             self.trials.swap_remove(tried);
-            self.restore_class(id);
+        }
+    }
+
+    fn restore_classes(&mut self, trial: &Running) {
+        for candidate in &trial.tried {
+            self.restore_class(&candidate.vm);
         }
     }
 
@@ -314,7 +356,7 @@ impl Classes {
 
     /// Forgets a VM that is gone.
     pub fn forget(&mut self, id: &VmId) {
-        self.cancel_trial(id);
+        self.leave_trial(id);
         self.end_role(id);
         self.vms.remove(id);
     }
@@ -374,3 +416,5 @@ mod roles;
 mod simulated;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod together;

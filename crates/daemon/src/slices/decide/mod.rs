@@ -136,9 +136,9 @@ impl Slices {
                 name: &name,
             };
             if let Some(change) = self.classes.observe(&observation) {
-                is_quiet &= change.line.is_none();
-                if let Some(line) = change.line {
-                    log::about(Level::Notice, &vm.id, line);
+                is_quiet &= change.lines.is_empty();
+                for (id, line) in change.lines {
+                    log::about(Level::Notice, &id, line);
                 }
                 has_changed = true;
             }

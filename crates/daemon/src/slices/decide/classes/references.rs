@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 
 use viola_host::VmId;
 use viola_policy::slices::{Class, MS, Nanos};
-use viola_policy::trial::Outcome;
 
 /// After this time a delay is forgotten, ns: the load may have become another.
 const LIFETIME: Nanos = 3_600_000 * MS;
@@ -18,22 +17,10 @@ const LIFETIME: Nanos = 3_600_000 * MS;
 pub(super) struct References(BTreeMap<VmId, (f64, Nanos)>);
 
 impl References {
-    /// Takes the delays without class ls that a trial of `vm` found by `at` (ns). `from_stock`: no other VM of the core had the class.
-    pub(super) fn learn(
-        &mut self,
-        vm: &VmId,
-        outcome: &Outcome<VmId>,
-        from_stock: bool,
-        at: Nanos,
-    ) {
-        // Where others had the class, the VM's own delay was shorter than on stock, and so it errs on the safe side.
-        if let Some(delay) = outcome.own_delay {
-            self.0.insert(vm.clone(), (delay, at));
-        }
-        if from_stock {
-            let delays = outcome.delays.iter();
-            (self.0).extend(delays.map(|(who, delay)| (who.clone(), (*delay, at))));
-        }
+    /// Keeps the delay (ns) of a VM without class ls that a trial found by `at` (ns). Where others had the class, that delay is
+    /// shorter than on stock, and so errs on the safe side.
+    pub(super) fn learn(&mut self, id: &VmId, delay: f64, at: Nanos) {
+        self.0.insert(id.clone(), (delay, at));
     }
 
     /// The delay (ns) up to which a VM that viola gave this class does not lose; 0 when nothing is known. A VM of class ls keeps
@@ -57,24 +44,15 @@ impl References {
 mod tests {
     use super::*;
     use crate::testing::vm;
-    use viola_policy::trial::Finding;
 
     #[test]
     fn a_vm_of_class_ls_keeps_half_of_its_gain_and_a_batch_vm_what_stock_gave_it() {
         let [web, db] = ["web", "db"].map(|name| vm(name, 7, &[&[1]]).id);
-        let outcome = Outcome {
-            finding: Finding::Gains,
-            own: None,
-            pairs: 10,
-            own_delay: Some(8e6),
-            delays: vec![(db.clone(), 6e6)],
-        };
         let mut known = References::default();
-        known.learn(&web, &outcome, false, 0);
+        known.learn(&web, 8e6, 0);
         assert_eq!(known.tolerated(&web, Class::Ls, 1), 4e6);
-        // Another VM had class ls already, so this is not what stock would give it.
         assert_eq!(known.tolerated(&db, Class::Batch, 1), 0.0);
-        known.learn(&web, &outcome, true, 0);
+        known.learn(&db, 6e6, 0);
         assert_eq!(known.tolerated(&db, Class::Batch, 1), 6e6);
         assert_eq!(known.tolerated(&db, Class::Batch, LIFETIME), 0.0);
         known.forget(&db);

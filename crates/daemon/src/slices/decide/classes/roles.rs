@@ -170,8 +170,9 @@ struct Total {
     /// Windows in all, and those in which a VM got 5 % less or waited 5 % longer than on stock, under auto and on stock itself.
     windows: usize,
     worse: (usize, usize),
-    /// Numbers of VMs and roles by how often class ls was tried for them.
+    /// Numbers of VMs and roles by how often class ls was tried for them, and by how often it was given or taken back.
     trials: BTreeMap<usize, usize>,
+    outcomes: BTreeMap<usize, usize>,
 }
 
 impl Total {
@@ -201,10 +202,16 @@ fn hosts_whose_vms_change_roles_gain_and_nobody_is_worse_off() {
         for p in 0..PHASES {
             let time = p as u64 * PHASE..(p as u64 + 1) * PHASE;
             for i in 0..roles[p].len() {
-                let tries = format!("vm{i}: tries");
-                let tried = (auto.changes.iter())
-                    .filter(|(at, line)| time.contains(at) && line.starts_with(&tries));
-                *total.trials.entry(tried.count()).or_default() += 1;
+                let name = format!("vm{i}: ");
+                let lines = auto.changes.iter().filter(|(at, _)| time.contains(at));
+                let lines: Vec<_> = lines
+                    .filter_map(|(_, line)| line.strip_prefix(&name))
+                    .collect();
+                let count = |is: fn(&&&str) -> bool| lines.iter().filter(is).count();
+                let tried = count(|line| line.starts_with("tries"));
+                *total.trials.entry(tried).or_default() += 1;
+                let ended = |line: &&&str| line.starts_with("class") && line.contains("(auto):");
+                *total.outcomes.entry(count(ended)).or_default() += 1;
                 let (stock, hand, auto) = (&stock[p][i], &by_hand[p][i], &by_auto[p][i]);
                 total.windows += auto.len();
                 total.worse.0 += auto.iter().filter(|w| Total::is_worse(w, stock)).count();
@@ -237,14 +244,15 @@ fn hosts_whose_vms_change_roles_gain_and_nobody_is_worse_off() {
     );
     println!(
         "{hosts} hosts: {:.1} % of the gain of the best classes; worse than stock in {:.2} % of {} windows, stock itself by \
-         chance in {:.2} %; VMs in a role by number of trials: {:?}",
+         chance in {:.2} %; VMs in a role by number of trials: {:?}, of outcomes: {:?}",
         100.0 * gain,
         100.0 * worse,
         total.windows,
         100.0 * by_chance,
-        total.trials
+        total.trials,
+        total.outcomes
     );
-    let most = total.trials.keys().last();
+    let most = total.outcomes.keys().last();
     assert!(
         gain >= 0.9 && worse <= by_chance.max(0.01) && most <= Some(&2),
         "{total:?}"

@@ -157,9 +157,10 @@ impl Auto {
             counters: &|| self.counters.clone(),
             name: &|id| id.to_string(),
         });
-        let line = change.and_then(|change| change.line);
-        let line = line.map(|line| (self.now, format!("{}: {line}", vm.name)));
         self.classes = classes;
-        self.changes.extend(line);
+        for (id, line) in change.unwrap_or_default().lines {
+            let named = self.vms.iter().find(|vm| vm.id == id).unwrap();
+            (self.changes).push((self.now, format!("{}: {line}", named.name)));
+        }
     }
 }

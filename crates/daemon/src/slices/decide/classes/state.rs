@@ -7,6 +7,7 @@ use viola_policy::slices::{Class, MS, Nanos};
 use viola_proto::ClassSetting;
 
 use super::Observation;
+use super::gather::Wish;
 use super::memory::Remembered;
 
 /// Shortest window of the classifier, ns.
@@ -27,6 +28,8 @@ const ROLE_WINDOWS: u32 = 50;
 pub(super) struct State {
     /// The class that the operator set.
     pub(super) setting: ClassSetting,
+    /// Whether its identity is its own, so that what was found about it may be kept.
+    pub(super) is_unique: bool,
     classifier: Classifier,
     pub(super) verdict: Option<Verdict>,
     /// Why it looked latency sensitive when it began to.
@@ -44,6 +47,12 @@ pub(super) struct State {
     pub(super) tried_at: Option<Nanos>,
     /// When it may be tried (again), ns.
     pub(super) next_trial: Nanos,
+    /// Whether class ls serves it at once, by its last advice.
+    pub(super) is_inside: bool,
+    /// That it may gain by a trial, as of its last window.
+    pub(super) wish: Option<Wish>,
+    /// VMs of the lowest turn are tried first, together.
+    pub(super) turn: usize,
     /// The neighbour that its last trial harmed.
     pub(super) harmed: Option<VmId>,
     /// What the VM's figure was without class ls, ns, if that class stays.
@@ -100,6 +109,7 @@ impl State {
     pub(super) fn new() -> Self {
         Self {
             setting: ClassSetting::Auto,
+            is_unique: true,
             classifier: Classifier::new(Thresholds::default()),
             verdict: None,
             looked: None,
@@ -111,6 +121,9 @@ impl State {
             chosen: Class::Batch,
             tried_at: None,
             next_trial: 0,
+            is_inside: true,
+            wish: None,
+            turn: 0,
             harmed: None,
             without: None,
             observed_at: 0,
@@ -160,7 +173,7 @@ impl State {
     /// A trial ended at `at` (ns).
     pub(super) fn end_trial(&mut self, at: Nanos) {
         (self.tried_at, self.harmed) = (Some(at), None);
-        self.used_before = None;
+        (self.used_before, self.turn) = (None, 0);
         self.next_trial = at + RETRIAL_DELAY;
     }
 

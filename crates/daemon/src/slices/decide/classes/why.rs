@@ -8,7 +8,7 @@ use viola_policy::trial::LOOKS;
 use viola_proto::{ClassSetting, Source};
 
 use super::budget::MAX_REPEATED_TRIALS;
-use super::{Classes, Running, State};
+use super::{Candidate, Classes, Running, State};
 use viola_cli::quantities::rounded;
 
 impl Classes {
@@ -33,9 +33,12 @@ impl Classes {
         let Some(state) = self.vms.get(id) else {
             return format!("auto by {by}: it has not been measured yet");
         };
-        let own_trial = self.trials.iter().find(|trial| trial.vm == *id);
+        let own_trial = self.trials.iter().find_map(|trial| {
+            let candidate = trial.tried.iter().find(|t| t.vm == *id)?;
+            Some((trial, candidate))
+        });
         let why = match (own_trial, state.chosen) {
-            (Some(trial), _) => trial.why(),
+            (Some((trial, candidate)), _) => trial.why(candidate),
             (None, Class::Ls) => state.last_change.clone(),
             (None, Class::Batch) => self.why_batch(id, state, advice),
         };
@@ -59,9 +62,14 @@ impl Classes {
             (_, Some(advice)) if !advice.is_worth_it() => format!(
                 "{advice}, which is too little a gain: a trial needs 2 ms or more, and a cut to half"
             ),
+            _ if state.turn > 0 => {
+                let change = &state.last_change;
+                format!("class ls was tried, and {change}; it is tried again in its turn")
+            }
             _ if self.trials.iter().any(|t| t.concerned.contains(id)) => {
                 "another VM of its core is being tried first".into()
             }
+            _ if state.wish.is_some() => "class ls is tried in some seconds".into(),
             _ if state.tried_at.is_some() && !self.budget.has_room(id, state.observed_at) => {
                 format!(
                     "its core had {MAX_REPEATED_TRIALS} repeated trials within an hour, which is the limit"
@@ -73,8 +81,8 @@ impl Classes {
 }
 
 impl Running {
-    fn why(&self) -> String {
-        let (figure, before) = self.before;
+    fn why(&self, candidate: &Candidate) -> String {
+        let (figure, before) = candidate.before;
         format!(
             "class ls is being tried in windows with and without it, {} pairs so far, at least {}; in class batch its {figure} was {}",
             self.pairs(),
@@ -87,9 +95,11 @@ impl Running {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slices::decide::classes::trial::Measure;
     use crate::testing::vm;
     use viola_policy::slices::MS;
     use viola_policy::slices::classify::{Figure, Reason, Verdict};
+    use viola_policy::trial::WINDOW;
 
     const AUTO: (ClassSetting, Source) = (ClassSetting::Auto, Source::Config);
 
@@ -105,7 +115,20 @@ mod tests {
             figure: Some(Figure::PacketDelay),
             now,
             after: MS,
+            is_inside: true,
         })
+    }
+
+    fn candidate(vm: VmId) -> Candidate {
+        Candidate {
+            vm,
+            before: (Figure::PacketDelay, 9 * MS),
+            measure: Measure {
+                figure: Figure::PacketDelay,
+                window: WINDOW,
+                tail: 0.05,
+            },
+        }
     }
 
     fn looks_latency_sensitive() -> State {
@@ -138,8 +161,7 @@ mod tests {
         assert!(why.contains("too little a gain"), "{why}");
         let web = vm("web", 8, &[&[1]]).id;
         let both = [web.clone(), id.clone()].into();
-        let trial = Running::begin(web, both, (Figure::PacketDelay, 9 * MS), true, 0);
-        classes.trials.push(trial);
+        (classes.trials).push(Running::begin(vec![candidate(web)], both, true, 0));
         let why = classes.why(&id, AUTO, worth(9 * MS));
         assert!(why.contains("of its core is being tried first"), "{why}");
     }
@@ -153,7 +175,7 @@ mod tests {
         let why = classes.why(&id, AUTO, worth(9 * MS));
         assert!(why.ends_with("packets is 0.20x"), "{why}");
         let alone = [id.clone()].into();
-        let trial = Running::begin(id.clone(), alone, (Figure::PacketDelay, 9 * MS), true, 0);
+        let trial = Running::begin(vec![candidate(id.clone())], alone, true, 0);
         classes.trials.push(trial);
         let why = classes.why(&id, AUTO, worth(9 * MS));
         assert!(
