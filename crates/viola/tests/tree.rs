@@ -59,6 +59,25 @@ fn every_file_names_its_licence() {
 }
 
 #[test]
+fn every_page_of_the_book_is_in_its_summary() {
+    let book = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src");
+    let book = book.canonicalize().unwrap();
+    let summary = fs::read_to_string(book.join("SUMMARY.md")).unwrap();
+    let pages: Vec<PathBuf> = (files().iter())
+        .filter(|file| file.extension().is_some_and(|extension| extension == "md"))
+        .filter_map(|file| Some(file.strip_prefix(&book).ok()?.to_owned()))
+        .filter(|page| page != Path::new("SUMMARY.md"))
+        .collect();
+    assert!(pages.len() > 50, "only {} pages found", pages.len());
+    let is_left_out = |page: &&PathBuf| !summary.contains(&format!("({})", page.display()));
+    let left_out: Vec<&PathBuf> = pages.iter().filter(is_left_out).collect();
+    assert!(
+        left_out.is_empty(),
+        "pages that are not in SUMMARY.md: {left_out:#?}"
+    );
+}
+
+#[test]
 fn no_file_exceeds_the_maximum_length() {
     let is_rust = |file: &PathBuf| file.extension().is_some_and(|e| e == "rs");
     let long: Vec<(PathBuf, usize)> = files()
