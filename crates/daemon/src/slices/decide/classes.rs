@@ -163,10 +163,9 @@ impl Classes {
 
     /// Lets the time of the trial go on. Keeps the class of those that gain if the trial ends well, and takes it back otherwise.
     fn step_trial(&mut self, tried: usize, o: &Observation<'_>) -> Option<ClassChange> {
-        let disturbance = match self.is_disturbed(tried, o) {
-            true => Some("a VM on trial came to its core"),
-            false => (self.trials.get(tried)?.is_stale)
-                .then_some("class ls of another VM of its core ended"),
+        let disturbance = match self.trials.get(tried)?.is_stale {
+            true => Some("class ls of another VM of its core ended"),
+            false => self.disturbance(tried, o),
         };
         if let Some(what) = disturbance {
             let trial = self.trials.swap_remove(tried);
@@ -300,14 +299,20 @@ impl Classes {
         change
     }
 
-    /// Whether a VM of another trial has come to a core of this one: vCPUs move for balance.
-    fn is_disturbed(&self, tried: usize, o: &Observation<'_>) -> bool {
-        if self.trials.len() < 2 {
-            return false;
+    /// What has happened to the VMs of a trial since it began: vCPUs move for balance.
+    fn disturbance(&self, tried: usize, o: &Observation<'_>) -> Option<&'static str> {
+        let trial = self.trials.get(tried)?;
+        if self.trials.len() == 1 && trial.tried.len() == 1 {
+            return None;
         }
         let near = (o.near)();
+        let are_near = |trial: &Running| trial.tried.iter().any(|t| near.contains(&t.vm));
         let mut others = self.trials.iter().enumerate().filter(|(i, _)| *i != tried);
-        others.any(|(_, trial)| trial.tried.iter().any(|t| near.contains(&t.vm)))
+        if others.any(|(_, trial)| are_near(trial)) {
+            return Some("a VM on trial came to its core");
+        }
+        let has_left = trial.tried.iter().any(|t| !near.contains(&t.vm));
+        has_left.then_some("a VM that was tried with it left its core")
     }
 
     /// Ends all trials without an outcome, since classes have no effect now. Their VMs have the class from before.

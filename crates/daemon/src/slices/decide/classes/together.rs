@@ -29,6 +29,7 @@ fn of_vms_that_harm_a_neighbour_together_each_is_tried_in_its_turn_the_one_that_
     let mut h = Host::new();
     let (a, b) = (vm("a", 10, &[&[1]]), vm("b", 20, &[&[1]]));
     (h.heavy, h.neighbour) = (Some(a.id.clone()), (0.3, 0.27));
+    h.work = 15 * MS;
     let said = h.run(&[&a, &b], ClassSetting::Auto, TRIAL_TIME - 5 * S);
     assert!(
         said.len() == 4
@@ -192,4 +193,20 @@ fn a_vm_that_wants_more_than_its_share_is_tried_last_and_takes_nothing_from_the_
         "{said:?}"
     );
     assert_eq!((h.class(&a), h.class(&b)), (Class::Batch, Class::Ls));
+}
+
+#[test]
+fn a_trial_ends_when_a_vm_that_is_tried_with_another_leaves_its_core() {
+    let mut h = Host::new();
+    let (a, b) = (vm("a", 10, &[&[1]]), vm("b", 20, &[&[1]]));
+    h.run(&[&a, &b], ClassSetting::Auto, 10 * S);
+    assert_eq!(h.classes.trials[0].tried.len(), 2);
+    h.apart = true;
+    let said = h.run(&[&a, &b], ClassSetting::Auto, 100 * MS);
+    assert!(
+        said.len() == 2 && said[0].ends_with("(auto): a VM that was tried with it left its core"),
+        "{said:?}"
+    );
+    h.run(&[&a, &b], ClassSetting::Auto, TRIAL_TIME);
+    assert_eq!((h.class(&a), h.class(&b)), (Class::Ls, Class::Ls));
 }

@@ -48,6 +48,12 @@ impl Classes {
     /// Why a VM of class auto is batch.
     fn why_batch(&self, id: &VmId, state: &State, advice: Option<Advice>) -> String {
         let left = state.time_to_trial(state.observed_at);
+        if left > 0 && state.tried_at.is_none() {
+            return format!(
+                "another VM of its core has just got class ls; whether it needs the class, too, is measured for another {}",
+                rounded(left)
+            );
+        }
         if left > 0 {
             let change = &state.last_change;
             return format!(
@@ -164,6 +170,25 @@ mod tests {
         (classes.trials).push(Running::begin(vec![candidate(web)], both, true, 0));
         let why = classes.why(&id, AUTO, worth(9 * MS));
         assert!(why.contains("of its core is being tried first"), "{why}");
+    }
+
+    #[test]
+    fn a_vm_that_was_not_tried_yet_says_what_it_waits_for() {
+        let (mut classes, id) = with(looks_latency_sensitive());
+        classes.vms.get_mut(&id).unwrap().next_trial = 10_000 * MS;
+        let why = classes.why(&id, AUTO, worth(9 * MS));
+        assert!(
+            why.contains("another VM of its core has just got class ls") && why.ends_with("10 s"),
+            "{why}"
+        );
+        let state = classes.vms.get_mut(&id).unwrap();
+        (state.next_trial, state.turn) = (0, 2);
+        state.last_change = "with 1 others it harmed a VM".into();
+        let why = classes.why(&id, AUTO, worth(9 * MS));
+        assert!(
+            why.ends_with("harmed a VM; it is tried again in its turn"),
+            "{why}"
+        );
     }
 
     #[test]
