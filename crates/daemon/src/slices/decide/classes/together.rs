@@ -5,6 +5,17 @@ use super::tests::{AUTO, GATHERING_TIME, Host, S, TRIAL_TIME, worth};
 use super::*;
 use crate::testing::vm;
 
+/// Runs two VMs until the trial of the second one, which comes first, has ended.
+fn run_until_only_b_was_tried(h: &mut Host, a: &Vm, b: &Vm) {
+    let said = h.run(&[a, b], ClassSetting::Auto, GATHERING_TIME);
+    assert!(
+        said.len() == 1 && said[0].starts_with("b: tries"),
+        "{said:?}"
+    );
+    h.run(&[a, b], ClassSetting::Auto, TRIAL_TIME);
+    assert_eq!((h.class(a), h.class(b)), (Class::Batch, Class::Ls));
+}
+
 #[test]
 fn vms_of_a_core_are_tried_together() {
     let mut h = Host::new();
@@ -60,13 +71,7 @@ fn vms_with_few_packets_are_tried_after_the_others() {
     let mut h = Host::new();
     let (a, b) = (vm("a", 10, &[&[1]]), vm("b", 20, &[&[1]]));
     h.quiet = Some(a.id.clone());
-    let said = h.run(&[&a, &b], ClassSetting::Auto, GATHERING_TIME);
-    assert!(
-        said.len() == 1 && said[0].starts_with("b: tries"),
-        "{said:?}"
-    );
-    h.run(&[&a, &b], ClassSetting::Auto, TRIAL_TIME);
-    assert_eq!((h.class(&a), h.class(&b)), (Class::Batch, Class::Ls));
+    run_until_only_b_was_tried(&mut h, &a, &b);
     h.run(&[&a, &b], ClassSetting::Auto, 2 * TRIAL_TIME);
     assert_eq!((h.class(&a), h.class(&b)), (Class::Ls, Class::Ls));
 }
@@ -177,13 +182,7 @@ fn a_vm_that_wants_more_than_its_share_is_tried_last_and_takes_nothing_from_the_
     let mut h = Host::new();
     let (a, b) = (vm("a", 10, &[&[1]]), vm("b", 20, &[&[1]]));
     h.greedy = Some(a.id.clone());
-    let said = h.run(&[&a, &b], ClassSetting::Auto, GATHERING_TIME);
-    assert!(
-        said.len() == 1 && said[0].starts_with("b: tries"),
-        "{said:?}"
-    );
-    h.run(&[&a, &b], ClassSetting::Auto, TRIAL_TIME);
-    assert_eq!((h.class(&a), h.class(&b)), (Class::Batch, Class::Ls));
+    run_until_only_b_was_tried(&mut h, &a, &b);
     // Requests to b waited 1 ms since then, and 17 ms on stock.
     h.greedy_delay = 3 * MS;
     let said = h.run(&[&a, &b], ClassSetting::Auto, TRIAL_TIME + 10 * S);
